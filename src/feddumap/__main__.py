@@ -1,0 +1,5 @@
+"""`python -m feddumap`."""
+
+from feddumap.cli import main
+
+main()

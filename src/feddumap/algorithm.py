@@ -1,0 +1,134 @@
+"""A federated method is five small slots. See `feddumap.recipes` for every method in these terms.
+
+The whole life of a method, on a model of one number (`w`) and devices that each pull it to their own value:
+
+>>> import torch
+>>> def pull(task, samples):                        # local: what a device does
+...     return Upload(task, 0, 1, 1, {"w": torch.tensor([float(task)])})
+>>> def halve(weights, steps, view):                # server: what is done to the mean
+...     return {"w": weights["w"] / 2}, steps, {"halved": True}
+>>> toy = Algorithm(local=pull, server=ServerStep(init=lambda state: {}, apply=halve))
+>>> uploads = [toy.local(device, None) for device in (2, 4)]
+>>> mean = toy.aggregate(uploads, None)
+>>> weights, steps, metrics = toy.server.apply(mean, {}, None)
+>>> weights["w"], metrics
+(tensor([1.5000]), {'halved': True})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from feddumap.config import Config
+from feddumap.tensors import weighted_mean
+from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
+
+if TYPE_CHECKING:
+    from feddumap.device.task import Task
+    from feddumap.device.training import Samples
+
+Metrics = dict[str, Any]
+"""What a step reports of itself for the round's record; JSON."""
+
+
+@dataclass(frozen=True)
+class Census:
+    """What the devices said before the first round: samples of each, and labels [N, C] where asked."""
+
+    samples: np.ndarray
+    labels: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stays the same over a run and every server-side step may see. Test data is not in it."""
+
+    config: Config
+    server: Samples
+    census: Census
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """What the server sees in a round: the state before, and the receipts of the uploads that counted."""
+
+    context: Context
+    state: ServerState
+    lr: float
+    receipts: Sequence[Receipt]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """An upload without its tensors, which need not be kept."""
+
+    device: int
+    samples: int
+    steps: int
+    nbytes: int
+
+
+class Cohort(Protocol):
+    """Where devices are: in this process, in a pool of processes, or behind a network. The one seam."""
+
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
+        """Uploads in the order of `devices`, whenever each was ready."""
+        ...
+
+    def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
+        """Ask without training; answers in the order of `devices`."""
+        ...
+
+
+Local = Callable[["Task", "Samples"], Upload]
+DeviceData = Callable[["Task"], "Samples"]
+Aggregate = Callable[[Iterable[Upload], RoundView], Tensors]
+Reshape = Callable[[ServerState, Context, Cohort], tuple[ServerState, Metrics]]
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """What the server does to the aggregated weights: a pair of pure functions, like an optax transform.
+
+    `init` makes the step's own named tensors from the first state; `apply` takes the aggregated weights and
+    those tensors and returns both anew, with what it reports.
+    """
+
+    init: Callable[[ServerState], Tensors]
+    apply: Callable[[Tensors, Tensors, RoundView], tuple[Tensors, Tensors, Metrics]]
+
+
+IDENTITY = ServerStep(init=lambda _: {}, apply=lambda weights, steps, _: (weights, steps, {}))
+"""Take the aggregated weights as they are."""
+
+
+def own_data(task: Task) -> Samples:
+    """A device trains on what it holds."""
+    return task.holdings.samples(task.device)
+
+
+def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> Tensors:
+    """w = Σ n_k w_k / Σ n_k, one upload in memory at a time."""
+    return weighted_mean((upload.samples, upload.weights) for upload in uploads)
+
+
+def never(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
+    """Keep the model's shape."""
+    return state, {}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The five slots: what a device trains on, how it trains, how uploads become one model, what the server
+    does to it, and whether the model changes shape. `needs_labels`: devices tell their label counts first."""
+
+    local: Local
+    device_data: DeviceData = own_data
+    aggregate: Aggregate = mean_of_uploads
+    server: ServerStep = IDENTITY
+    reshape: Reshape = never
+    needs_labels: bool = False

@@ -1,0 +1,284 @@
+"""Training from Python: `train`, `start` and `resume` give a `Run`; iterating it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from feddumap import config as configuration
+from feddumap import fleet, recipes
+from feddumap.algorithm import Cohort, Context
+from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
+from feddumap.cohort.pool import Pool
+from feddumap.config import Config
+from feddumap.curves import accuracies, reached
+from feddumap.data import partition, sources
+from feddumap.data.dataset import Dataset
+from feddumap.data.partition import Split
+from feddumap.device.evaluation import Score
+from feddumap.device.training import Samples
+from feddumap.errors import FeddumapError
+from feddumap.models import architecture, network
+from feddumap.models.cost import macs, parameters
+from feddumap.rounds import Observe, RoundRecord, first_state, rounds, take_census
+from feddumap.runs import RunDirectory
+from feddumap.runtime import cores, exact_math
+from feddumap.types import ServerState
+
+Say = Callable[[str], None]
+
+
+class Engine(Cohort, Protocol):
+    """A cohort that can also score the global model, and is closed at the end."""
+
+    def evaluate(self, state: ServerState) -> Score: ...
+
+    def close(self) -> None: ...
+
+
+class Run:
+    """A training run. Iterate it for the records of the rounds still to do; stop whenever you like.
+
+    `records` holds a dictionary a round, `state` the server's state after the last one.
+    """
+
+    def __init__(
+        self, config: Config, dataset: Dataset, split: Split, directory: RunDirectory | None = None
+    ) -> None:
+        self.config = config
+        self.dataset = dataset
+        self.split = split
+        self.directory = directory
+        self.records: list[dict[str, Any]] = []
+        self._algorithm = recipes.compose(config)
+        family, classes = config.model.name, len(dataset.classes)
+        self._clock = fleet.build(config.clock, family, config.data.devices, config.run.seed)
+        self.state = first_state(architecture(family, classes), self._algorithm, config.run.seed)
+        self._wall = 0.0
+        self._saved_round = -1
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done or the target was reached."""
+        return self._done()
+
+    def _done(self) -> bool:
+        target = self.config.run.target
+        if self.state.round >= self.config.train.rounds:
+            return True
+        return target is not None and reached(self.records, target) is not None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.iterate()
+
+    def iterate(self, observe: Observe = lambda *_: None) -> Iterator[dict[str, Any]]:
+        """Train round after round. `observe(round, done, expected)` is called for each upload."""
+        if self._done():
+            self._finish()
+            return
+        started = time.perf_counter() - self._wall
+        with exact_math():
+            engine = self._engine()
+            try:
+                context = self._context(engine)
+                steps = rounds(
+                    self.state, self._algorithm, context, engine, self._clock, engine.evaluate, observe
+                )
+                for state, record in steps:
+                    self._wall = time.perf_counter() - started
+                    self._keep(state, record)
+                    yield self.records[-1]
+                    if self._done():
+                        break
+            finally:
+                engine.close()
+                self._checkpoint()
+        if self._done():
+            self._finish()
+
+    def run(self, on_round: Callable[[dict[str, Any]], None] | None = None) -> Run:
+        """Train to the end."""
+        for record in self:
+            if on_round is not None:
+                on_round(record)
+        return self
+
+    def model(self) -> nn.Module:
+        """The global network with its current weights, in eval mode."""
+        return network(self.state.architecture, self.state.weights).eval()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run in a few numbers: what summary.json holds."""
+        wanted = sorted({*self.config.run.targets, *filter(None, [self.config.run.target])})
+        return {
+            "method": self.config.method.name,
+            "model": self.config.model.name,
+            "dataset": self.dataset.name,
+            "rounds": self.state.round,
+            "accuracy": accuracies(self.records),
+            "targets": {str(target): reached(self.records, target) for target in wanted},
+            "parameters": parameters(self.state.architecture),
+            "macs": macs(self.state.architecture),
+            "clock": self.state.clock,
+            "wall": self._wall,
+        }
+
+    # the parts of a run
+
+    def _engine(self) -> Engine:
+        config = self.config
+        workers = config.run.workers or min(cores(), config.train.cohort)
+        if workers > 1 and config.run.device == "cpu":
+            return Pool(config, self.dataset.folder, self.split, len(self.dataset.test_labels), workers)
+        desk = Desk(config, SplitHoldings(self.dataset, self.split), self._algorithm)
+        return LocalCohort(desk, Examiner(self.dataset, config.run.device))
+
+    def _context(self, engine: Engine) -> Context:
+        data = self.dataset
+        server = Samples.take(data.train_images, data.train_labels, self.split.server)
+        labels = self._algorithm.needs_labels
+        return Context(self.config, server, take_census(engine, self.state, self.config, labels=labels))
+
+    def _keep(self, state: ServerState, record: RoundRecord) -> None:
+        self.state = state
+        self.records.append(replace(record, wall=self._wall).to_json())
+        if self.directory is not None:
+            self.directory.append(self.records[-1])
+            if state.round % self.config.run.checkpoint_every == 0:
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.directory is not None and self.state.round != self._saved_round:
+            self.directory.save(self.state, self._wall)
+            self._saved_round = self.state.round
+
+    def _finish(self) -> None:
+        if self.directory is not None:
+            self.directory.summarise(self.summary)
+
+    def close(self) -> None:
+        """Release the run directory."""
+        if self.directory is not None:
+            self.directory.close()
+            self.directory = None
+
+    def restore(self, say: Say) -> None:
+        """Go back to the newest good checkpoint of the run directory."""
+        assert self.directory is not None
+        saved, damaged = self.directory.latest()
+        if damaged:
+            then = f"going on from round {saved.state.round}" if saved else "starting again from round 0"
+            say(f"{'; '.join(damaged)}: {then}")
+        if saved is not None:
+            self.state, self._wall, self._saved_round = saved.state, saved.wall, saved.state.round
+        self.records = self.directory.keep_records(self.state.round)
+
+
+def start(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    out: str | Path | None = None,
+    say: Say = lambda _: None,
+) -> Run:
+    """Prepare a run without training yet. Everything that can be wrong is found before `out` is made."""
+    resolved, dataset = _resolve(_config(config), say)
+    run = Run(resolved, dataset, _split(resolved, dataset, say))
+    if out is not None:
+        run.directory = RunDirectory.create(Path(out), resolved, run.split)
+    return run
+
+
+def train(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    out: str | Path | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Train to the end and return the run. With `out`, everything is also kept in that directory.
+
+    `config` is a `Config`, a nested dictionary, the path of a TOML file, or None for the defaults.
+    """
+    run = start(config, out)
+    try:
+        return run.run(on_round)
+    finally:
+        run.close()
+
+
+def resume(
+    directory: str | Path,
+    workers: int | None = None,
+    rounds: int | None = None,
+    say: Say = lambda _: None,
+) -> Run:
+    """Open an interrupted run at its last checkpoint; iterate or `.run()` it to go on.
+
+    `workers` and a larger number of `rounds` may differ from before; nothing else may.
+    """
+    opened = RunDirectory.open(Path(directory))
+    try:
+        config = opened.config()
+        if workers is not None:
+            config = config.replace(run={"workers": workers})
+        if rounds is not None:
+            config = config.replace(train={"rounds": rounds})
+        config, dataset = _resolve(config, say)
+        run = Run(config, dataset, opened.split(len(dataset.train_labels)), opened)
+        run.restore(say)
+        if rounds is not None:
+            if rounds < run.state.round:
+                raise FeddumapError(f"--rounds {rounds}: {directory} has {run.state.round} rounds already")
+            opened.set_config(config)
+    except BaseException:
+        opened.close()
+        raise
+    return run
+
+
+def _config(given: Config | Mapping[str, Any] | str | Path | None) -> Config:
+    if isinstance(given, Config):
+        return given
+    if isinstance(given, Mapping):
+        return Config.parse(given)
+    return configuration.load(Path(given) if given is not None else None)
+
+
+def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
+    """Fill in what depends on the method and the data, and check what can be checked before any work."""
+    method = recipes.resolve(config.method)
+    if config.train.cohort > config.data.devices:
+        raise FeddumapError(
+            f"train.cohort = {config.train.cohort} is larger than data.devices = {config.data.devices}: "
+            "lower the one or raise the other"
+        )
+    if config.run.device != "cpu":
+        _check_device(config.run.device)
+    dataset = sources.get(config.data.name, say=say)
+    architecture(config.model.name, len(dataset.classes))
+    data = partition.resolve(config.data, len(dataset.classes))
+    return config.model_copy(update={"method": method, "data": data}), dataset
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise FeddumapError(f"run.device = {name!r} cannot be used here ({reason}): use cpu") from None
+
+
+def _split(config: Config, dataset: Dataset, say: Say) -> Split:
+    labels, data = dataset.train_labels, config.data
+    made = partition.split(labels, len(dataset.classes), data, config.run.seed)
+    wanted, got = partition.wanted_by_server(data, len(labels)), len(made.server)
+    if got < wanted:
+        say(
+            f"the server holds {got:,} images instead of the {wanted:,} that data.server_fraction = "
+            f"{data.server_fraction} asks for: its {data.server_classes} classes have no more"
+        )
+    return made

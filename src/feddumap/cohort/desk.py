@@ -1,0 +1,88 @@
+"""The device side, whatever carries the messages: from a broadcast to an upload or an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from feddumap.algorithm import Algorithm
+from feddumap.config import Config
+from feddumap.data.dataset import Dataset
+from feddumap.data.partition import Split
+from feddumap.device.evaluation import Score, chunks, score
+from feddumap.device.reports import answer
+from feddumap.device.task import Holdings, Task
+from feddumap.device.training import Samples
+from feddumap.models import network
+from feddumap.recipes import compose
+from feddumap.types import Answer, Broadcast, Question, ServerState, Upload
+
+
+@dataclass(frozen=True)
+class SplitHoldings:
+    """Simulated devices: each holds its part of one data set."""
+
+    dataset: Dataset
+    split: Split
+
+    def labels(self, device: int) -> np.ndarray:
+        return self.dataset.train_labels[self.split.device(device)]
+
+    def samples(self, device: int) -> Samples:
+        indices = self.split.device(device)
+        return Samples.take(self.dataset.train_images, self.dataset.train_labels, indices)
+
+
+class Desk:
+    """Carries out what the server asks of a device."""
+
+    def __init__(self, config: Config, holdings: Holdings, algorithm: Algorithm | None = None) -> None:
+        self._config = config
+        self._holdings = holdings
+        self._algorithm = algorithm or compose(config)
+
+    def train(self, broadcast: Broadcast, device: int) -> Upload:
+        task = Task(device, broadcast, self._holdings, self._config)
+        return self._algorithm.local(task, self._algorithm.device_data(task))
+
+    def answer(self, question: Question, broadcast: Broadcast, device: int) -> Answer:
+        return answer(question, Task(device, broadcast, self._holdings, self._config))
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Scores a model on the test images, chunk by chunk."""
+
+    dataset: Dataset
+    device: str
+
+    def chunk(self, model: nn.Module, start: int, stop: int) -> Score:
+        images, labels = self.dataset.test_images, self.dataset.test_labels
+        return score(model, Samples.take(images, labels, np.arange(start, stop)).to(self.device))
+
+    def whole(self, state: ServerState) -> Score:
+        model = network(state.architecture, state.weights).to(self.device)
+        return Score.total(self.chunk(model, *span) for span in chunks(len(self.dataset.test_labels)))
+
+
+class LocalCohort:
+    """All devices in this process, one after another."""
+
+    def __init__(self, desk: Desk, examiner: Examiner) -> None:
+        self._desk = desk
+        self._examiner = examiner
+
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
+        return (self._desk.train(broadcast, device) for device in devices)
+
+    def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
+        return (self._desk.answer(question, broadcast, device) for device in devices)
+
+    def evaluate(self, state: ServerState) -> Score:
+        return self._examiner.whole(state)
+
+    def close(self) -> None:
+        """Nothing is held."""

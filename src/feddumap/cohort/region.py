@@ -1,0 +1,84 @@
+"""Tensors in memory that several processes see, without a name on disk that could be left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from feddumap.types import Tensors
+
+_ALIGN = 64
+Layout = list[tuple[str, str, str, list[int], int]]
+"""(group, name, dtype, shape, offset) of each tensor; JSON."""
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("feddumap")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Region:
+    """A stretch of shared memory behind a file descriptor that child processes inherit."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _anonymous_file() if fd is None else fd
+        self._memory: mmap.mmap | None = None
+
+    def _map(self, size: int) -> mmap.mmap:
+        """The mapping, made anew if another process (or this one) has enlarged the file."""
+        if os.fstat(self.fd).st_size < size:
+            os.ftruncate(self.fd, size)
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
+        return self._memory
+
+    def write(self, groups: Mapping[str, Tensors]) -> Layout:
+        """Copy the tensors in, one after another; returns where they lie."""
+        layout: Layout = []
+        end = 0
+        for group, tensors in groups.items():
+            for name, tensor in tensors.items():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                layout.append((group, name, dtype, list(tensor.shape), end))
+                end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        memory = self._map(max(end, 1))
+        for group, name, dtype, shape, offset in layout:
+            _view(memory, dtype, shape, offset).copy_(groups[group][name])
+        return layout
+
+    def read(self, layout: Layout) -> dict[str, Tensors]:
+        """Views of what was written: copy what must outlive the next write."""
+        groups: dict[str, Tensors] = {}
+        end = max((offset + _nbytes(dtype, shape) for _, _, dtype, shape, offset in layout), default=0)
+        memory = self._map(max(end, 1))
+        for group, name, dtype, shape, offset in layout:
+            groups.setdefault(group, {})[name] = _view(memory, dtype, shape, offset)
+        return groups
+
+    def close(self) -> None:
+        self._memory = None
+        os.close(self.fd)
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    return int(torch.Size(shape).numel()) * _dtype(dtype).itemsize
+
+
+def _view(memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+    count = int(torch.Size(shape).numel())
+    if count == 0:
+        return torch.empty(shape, dtype=_dtype(dtype))
+    return torch.frombuffer(memory, dtype=_dtype(dtype), count=count, offset=offset).view(shape)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,56 @@
+"""Accuracy curves: smoothing as the paper does it, and when a curve first reaches a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.signal import savgol_filter
+
+WINDOW, ORDER = 39, 3
+
+
+def smooth(values: Sequence[float]) -> np.ndarray:
+    """Savitzky-Golay, window 39, order 3. A shorter curve takes the largest odd window that fits; fewer than
+    five points stay as they are.
+
+    >>> smooth([0.1, 0.5]).tolist()
+    [0.1, 0.5]
+    >>> bool(np.allclose(smooth([x**3 for x in range(50)]), [x**3 for x in range(50)]))
+    True
+    """
+    curve = np.asarray(values, dtype=np.float64)
+    window = min(WINDOW, len(curve) - (len(curve) + 1) % 2)
+    if window <= ORDER:
+        return curve
+    smoothed: np.ndarray = savgol_filter(curve, window, ORDER)
+    return smoothed
+
+
+def evaluated(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of rounds that were evaluated."""
+    return [record for record in records if record.get("accuracy") is not None]
+
+
+def reached(records: Sequence[dict[str, Any]], target: float) -> dict[str, float] | None:
+    """Round and clock when the smoothed accuracy first reaches `target`, or None."""
+    points = evaluated(records)
+    above = np.flatnonzero(smooth([point["accuracy"] for point in points]) >= target)
+    if not len(above):
+        return None
+    first = points[int(above[0])]
+    return {"round": first["round"], "clock": first["clock"]}
+
+
+def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """final: of the last round; mean10: mean of the last ten evaluated; best; best_smoothed: the paper's."""
+    values = [point["accuracy"] for point in evaluated(records)]
+    if not values:
+        return {"final": None, "mean10": None, "best": None, "best_smoothed": None}
+    return {
+        "final": values[-1],
+        "mean10": float(np.mean(values[-10:])),
+        "best": max(values),
+        "best_smoothed": float(smooth(values).max()),
+    }

@@ -1,0 +1,231 @@
+"""A data set, and the folder it is cached in.
+
+A cached set is four .npy files and a manifest. The arrays are memory-mapped, so any number of worker
+processes share one copy of the pixels, and the manifest's digests tell a damaged file from a good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from feddumap.errors import FeddumapError
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+
+MANIFEST = "manifest.json"
+
+
+class Arrays(NamedTuple):
+    """The content of a set. The field names are the cache's file names."""
+
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images uint8 [N, 32, 32, 3] and labels int64 [N], read-only and mapped from the cache.
+
+    `source` says where the images came from.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+    source: str
+
+    @property
+    def folder(self) -> Path:
+        """Where the arrays are mapped from, for other processes to do the same."""
+        assert isinstance(self.train_images, np.memmap)
+        return Path(str(self.train_images.filename)).parent
+
+
+class FileEntry(BaseModel):
+    """What a file of the cache must be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """The content of manifest.json; `format` changes when older code could not read the folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal[1]
+    name: str
+    classes: tuple[str, ...]
+    source: str
+    files: dict[str, FileEntry]
+
+
+def home() -> Path:
+    """Where feddumap keeps its files: FEDDUMAP_HOME, else a folder in the user's cache."""
+    chosen = os.environ.get("FEDDUMAP_HOME")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "feddumap"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "feddumap"
+
+
+def read(folder: Path, verify: bool = True) -> Dataset:
+    """The set cached in `folder`; `verify` also compares every file's sha256 with the manifest."""
+    manifest = read_manifest(folder)
+    arrays = Arrays(*(_load(folder, name, manifest, verify) for name in Arrays._fields))
+    problem = fault(arrays, len(manifest.classes))
+    if problem:
+        raise _broken(folder, folder, problem, manifest.name)
+    return Dataset(manifest.name, manifest.classes, *arrays, source=manifest.source)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone: what the folder claims to hold."""
+    path = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise _broken(folder, path, f"cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _broken(
+            folder, path, f"is not a manifest of format 1 ({where or 'JSON'}: {first['msg']})"
+        ) from None
+
+
+def fault(arrays: Arrays, classes: int) -> str | None:
+    """What keeps `arrays` from being a set of `classes` classes, or None.
+
+    >>> images, labels = np.zeros((2, 32, 32, 3), np.uint8), np.array([0, 7])
+    >>> fault(Arrays(images, labels, images, labels), 2)
+    'has train_labels from 0 to 7 where 0 to 1 was expected'
+    """
+    for split in ("train", "test"):
+        images, labels = getattr(arrays, f"{split}_images"), getattr(arrays, f"{split}_labels")
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
+            return f"has {split}_images {images.dtype} {images.shape} where uint8 (N, 32, 32, 3) was expected"
+        if labels.dtype != np.int64 or labels.shape != images.shape[:1] or not len(labels):
+            expected = f"int64 ({max(len(images), 1)},)"
+            return f"has {split}_labels {labels.dtype} {labels.shape} where {expected} was expected"
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            return f"has {split}_labels from {low} to {high} where 0 to {classes - 1} was expected"
+    return None
+
+
+def _load(folder: Path, name: str, manifest: Manifest, verify: bool) -> npt.NDArray[Any]:
+    path = folder / f"{name}.npy"
+    entry = manifest.files.get(path.name)
+    if entry is None:
+        raise _broken(folder, folder / MANIFEST, f"does not list {path.name}", manifest.name)
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            problem = f"has {size} bytes where {entry.bytes} were expected"
+            raise _broken(folder, path, problem, manifest.name)
+        if verify and _sha256(path) != entry.sha256:
+            problem = f"is damaged: its sha256 is not the expected {entry.sha256}"
+            raise _broken(folder, path, problem, manifest.name)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _broken(folder, path, f"cannot be read ({reason})", manifest.name) from None
+    except (ValueError, EOFError) as error:
+        raise _broken(folder, path, f"is not a .npy array ({error})", manifest.name) from None
+    if not isinstance(array, np.memmap) or (array.shape, str(array.dtype)) != (entry.shape, entry.dtype):
+        problem = f"is not the expected array {entry.dtype} {entry.shape}"
+        raise _broken(folder, path, problem, manifest.name)
+    return array
+
+
+def _broken(folder: Path, path: Path, problem: str, name: str | None = None) -> FeddumapError:
+    command = f"feddumap data get {name or folder.name}"
+    return FeddumapError(f"the cached {path} {problem}: delete the folder {folder} and run `{command}`")
+
+
+def write(
+    folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str, replace: bool = False
+) -> None:
+    """Cache a set in `folder`, which appears whole or not at all.
+
+    Whoever renames first wins: a process that finds the folder already there drops its own copy, unless
+    `replace` says that the older one has to go.
+    """
+    problem = fault(arrays, len(classes))
+    if problem:
+        raise FeddumapError(f"the data set {name} {problem}: nothing was cached")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name[:40]}.", dir=folder.parent) as temporary:
+            fresh = Path(temporary) / "new"
+            _fill(fresh, name, classes, arrays, source)
+            if replace and folder.exists():
+                folder.rename(Path(temporary) / "old")
+            try:
+                fresh.rename(folder)
+            except OSError:
+                if not (folder / MANIFEST).exists():  # otherwise another process was first
+                    raise
+            _sync(folder.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = "free some space or set FEDDUMAP_HOME to a folder that can be written"
+        raise FeddumapError(f"cannot write the cache {folder} ({reason}): {advice}") from None
+
+
+def _fill(folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str) -> None:
+    folder.mkdir()
+    files = {}
+    for field in Arrays._fields:
+        array: npt.NDArray[Any] = getattr(arrays, field)
+        path = folder / f"{field}.npy"
+        with path.open("wb") as file:
+            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        size = path.stat().st_size
+        files[path.name] = FileEntry(
+            shape=array.shape, dtype=str(array.dtype), bytes=size, sha256=_sha256(path)
+        )
+    manifest = Manifest(format=1, name=name, classes=classes, source=source, files=files)
+    with (folder / MANIFEST).open("w", encoding="utf-8") as text:
+        text.write(manifest.model_dump_json(indent=1) + "\n")
+        text.flush()
+        os.fsync(text.fileno())
+    _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # a rename is only as lasting as the folder it is written in
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

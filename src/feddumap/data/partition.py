@@ -1,0 +1,223 @@
+"""Who holds which training images: label shards, IID or Dirichlet devices, and the server's own share.
+
+The first 80 % of the training images, in the data set's order, belong to the devices and the last 20 % are
+what the server's images are drawn from, so server and devices never share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feddumap.config import DataConfig
+from feddumap.data.dirichlet import Ints, dirichlet, ranges
+from feddumap.errors import FeddumapError
+from feddumap.seeds import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Positions in the training set: device k holds `indices[offsets[k]:offsets[k + 1]]`.
+
+    >>> made = Split(np.array([4, 2, 0]), np.array([0, 2, 3]), np.array([1]))
+    >>> made.devices, made.device(0), made.sizes, made.counts(np.array([0, 1, 1, 1, 0]), 2)
+    (2, array([4, 2]), array([2, 1]), array([[1, 1],
+           [1, 0]]))
+    """
+
+    indices: Ints
+    offsets: Ints
+    server: Ints
+
+    @property
+    def devices(self) -> int:
+        """N, the number of devices."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """n_k of every device."""
+        return np.diff(self.offsets)
+
+    def device(self, k: int) -> Ints:
+        """The images of device k."""
+        if not 0 <= k < self.devices:
+            raise IndexError(f"device {k}: expected 0 to {self.devices - 1}")
+        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+
+    def counts(self, labels: npt.NDArray[np.integer], classes: int) -> Ints:
+        """Images of each class on each device, [N, C]."""
+        owner = np.repeat(np.arange(self.devices), self.sizes)
+        cell = owner * classes + _checked(labels, classes)[self.indices]
+        return np.bincount(cell, minlength=self.devices * classes).reshape(self.devices, classes)
+
+    def to_arrays(self) -> dict[str, Ints]:
+        """The arrays to save; `from_arrays` reads them back."""
+        return {"indices": self.indices, "offsets": self.offsets, "server": self.server}
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, npt.NDArray[np.int64]], samples: int) -> Split:
+        """A saved split of a training set of `samples` images, checked as if it came from a stranger."""
+        names = ("indices", "offsets", "server")
+        if set(arrays) != set(names):
+            raise _damaged(f"it has the arrays {sorted(arrays)}, expected {', '.join(names)}")
+        for name in names:
+            if arrays[name].dtype != np.int64 or arrays[name].ndim != 1:
+                raise _damaged(f"{name} is {arrays[name].ndim}-d {arrays[name].dtype}, expected 1-d int64")
+        made = Split(*(arrays[name] for name in names))
+        ends = made.offsets[[0, -1]].tolist() if made.devices > 0 else None
+        if ends != [0, len(made.indices)] or (made.sizes < 1).any():
+            raise _damaged(f"offsets do not rise from 0 to {len(made.indices)}, the number of device images")
+        used = np.concatenate([made.indices, made.server])
+        if used.min() < 0 or used.max() >= samples:
+            raise _damaged(f"indices span {used.min()} to {used.max()}, expected 0 to {samples - 1}")
+        if (times := np.bincount(used)).max() > 1:
+            raise _damaged(f"image {times.argmax()} is held {times.max()} times, expected once")
+        return made
+
+
+def _damaged(reason: str) -> FeddumapError:
+    return FeddumapError(f"the saved split does not fit: {reason}; make it anew from its configuration")
+
+
+def resolve(config: DataConfig, classes: int) -> DataConfig:
+    """The section with its defaults filled in: max(2, C // 5) shards a device, C // 2 server classes.
+
+    >>> made = resolve(DataConfig(), 100)
+    >>> made.shards_per_device, made.server_classes
+    (20, 50)
+    """
+    if config.partition == "shards" and config.size_spread > 0:
+        raise FeddumapError(
+            f"data.size_spread = {config.size_spread}: expected 0 with data.partition = 'shards', where all "
+            "devices are alike; use iid or dirichlet"
+        )
+    server_classes = config.server_classes or max(1, classes // 2)
+    if server_classes > classes:
+        raise FeddumapError(
+            f"data.server_classes = {server_classes}: expected at most {classes}, as the data set has no "
+            "more classes; lower it"
+        )
+    shards = config.shards_per_device or max(2, classes // 5)
+    return config.model_copy(update={"shards_per_device": shards, "server_classes": server_classes})
+
+
+def split(labels: npt.NDArray[np.integer], classes: int, config: DataConfig, seed: int) -> Split:
+    """Deal the training images to devices and server. Equal arguments give equal splits.
+
+    The server's images do not depend on how the devices' are split, nor the other way round.
+    """
+    config = resolve(config, classes)
+    labels = _checked(labels, classes)
+    cut = len(labels) * 4 // 5
+    if config.devices > cut:
+        raise FeddumapError(
+            f"data.devices = {config.devices}: expected at most {cut}, as the devices share {cut} images and "
+            "each needs one; lower it or take a larger data set"
+        )
+    if config.partition == "shards":
+        indices, sizes = _shards(labels[:cut], config, seed)
+    else:
+        sizes = _sizes(cut, config.devices, config.size_spread, seed)
+        indices = stream(seed, "partition", "order").permutation(cut)
+        if config.partition == "dirichlet":
+            indices = dirichlet(labels, classes, indices, sizes, config.alpha, seed)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return Split(indices, offsets, _server(labels, classes, cut, config, seed))
+
+
+def _shards(pool: Ints, config: DataConfig, seed: int) -> tuple[Ints, Ints]:
+    """Sort the pool by label, cut it into shards as equal as can be, and deal them in random order."""
+    assert config.shards_per_device is not None
+    number = config.devices * config.shards_per_device
+    if number > len(pool):
+        raise FeddumapError(
+            f"data.shards_per_device = {config.shards_per_device}: expected at most "
+            f"{len(pool) // config.devices}, as {config.devices} devices share {len(pool)} images; "
+            "lower it or data.devices"
+        )
+    lengths = _even(len(pool), number)
+    starts = np.cumsum(lengths) - lengths
+    dealt = stream(seed, "partition", "shards").permutation(number)
+    indices = np.argsort(pool, kind="stable")[ranges(starts[dealt], lengths[dealt])]
+    return indices, lengths[dealt].reshape(config.devices, -1).sum(axis=1)
+
+
+def _sizes(total: int, devices: int, spread: float, seed: int) -> Ints:
+    """n_k ∝ LogNormal(0, σ), rounded by largest remainder to the sum `total`, none below 1.
+
+    Devices whose share is below one image get one, and the others share what is left; repeat, as that lowers
+    the others' shares.
+    """
+    if spread == 0:
+        return _even(total, devices)
+    weight = stream(seed, "partition", "sizes").lognormal(0.0, spread, devices)
+    small = np.zeros(devices, dtype=bool)
+    while True:
+        ideal = np.where(small, 1.0, weight * (total - small.sum()) / weight[~small].sum())
+        below = ~small & (ideal < 1 - 1e-9)  # the tolerance: rounding must not call all of them small
+        if not below.any():
+            break
+        small |= below
+    sizes = np.maximum(ideal.astype(np.int64), 1)
+    largest = np.argsort(sizes - ideal, kind="stable")
+    sizes[largest[: total - sizes.sum()]] += 1
+    return sizes
+
+
+def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int) -> Ints:
+    """n₀ = round(p · device images) in equal parts of `server_classes` classes, from the last 20 %.
+
+    Classes and images are the beginnings of random orders, so with the same seed a smaller p gives a part of
+    the images of a larger one, and fewer classes are a part of more. The i-th class holds ⌈(n₀ − i) / k⌉;
+    where a class has fewer, all classes hold that many (`wanted_by_server` tells what was asked for).
+    """
+    assert config.server_classes is not None
+    wanted = wanted_by_server(config, len(labels))
+    if config.server_fraction > 0 and wanted == 0:
+        raise FeddumapError(
+            f"data.server_fraction = {config.server_fraction}: gives no image, as the devices have {cut}; "
+            f"expected 0 or more than {0.5 / cut:.2g}"
+        )
+    if wanted > len(labels) - cut:
+        largest = (len(labels) - cut) / cut
+        raise FeddumapError(
+            f"data.server_fraction = {config.server_fraction}: expected at most {largest:g}, "
+            "as the server's images are drawn from the last 20 % of the training images; lower it"
+        )
+    rng = stream(seed, "server-data")
+    k = config.server_classes
+    kinds = rng.permutation(classes)[:k]
+    orders = [cut + rng.permutation(np.flatnonzero(labels[cut:] == kind)) for kind in kinds]
+    fewest, kind = min((len(order), int(kind)) for order, kind in zip(orders, kinds, strict=True))
+    if wanted and not fewest:
+        raise FeddumapError(
+            f"data.server_classes = {k}: class {kind} has no image among the last 20 % of the training "
+            "images, which the server's are drawn from; lower it, or shuffle a data set sorted by label"
+        )
+    parts = [order[: min(size, fewest)] for order, size in zip(orders, _even(wanted, k), strict=True)]
+    return np.sort(np.concatenate(parts))
+
+
+def wanted_by_server(config: DataConfig, images: int) -> int:
+    """The server images that `server_fraction` asks for, p · device images, out of `images` in all."""
+    return round(config.server_fraction * (images * 4 // 5))
+
+
+def _even(total: int, parts: int) -> Ints:
+    """Sizes of `parts` parts of `total` that differ by at most one, the larger first, as np.array_split."""
+    return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
+
+
+def _checked(labels: npt.NDArray[np.integer], classes: int) -> Ints:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
+        raise FeddumapError(f"labels are {labels.dtype} of shape {labels.shape}: expected a list of integers")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise FeddumapError(
+            f"labels reach from {labels.min()} to {labels.max()}: expected 0 to {classes - 1} with {classes} "
+            "classes"
+        )
+    return labels.astype(np.int64)

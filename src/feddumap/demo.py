@@ -1,0 +1,11 @@
+"""The demo's configuration: small enough for a minute on two cores, real enough to learn something."""
+
+from feddumap.config import Config
+
+CONFIG = Config.parse(
+    {
+        "data": {"name": "digits", "devices": 20, "augment": False},
+        "model": {"name": "lenet"},
+        "train": {"rounds": 20, "cohort": 10, "epochs": 5, "batch": 10, "lr": 0.05},
+    }
+)

@@ -1,0 +1,60 @@
+"""Accuracy and loss of a model, in fixed chunks so that the sums do not depend on who computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from feddumap.device.training import Samples, to_input
+
+CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a chunk adds to the whole: right answers, summed cross-entropy, images."""
+
+    correct: int
+    loss: float
+    count: int
+
+    @staticmethod
+    def total(parts: Iterable[Score]) -> Score:
+        scores = list(parts)
+        return Score(
+            sum(score.correct for score in scores),
+            math.fsum(score.loss for score in scores),
+            sum(score.count for score in scores),
+        )
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.count
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.count
+
+
+def chunks(count: int) -> list[tuple[int, int]]:
+    """[0, count) in stretches of CHUNK.
+
+    >>> chunks(600)
+    [(0, 250), (250, 500), (500, 600)]
+    """
+    return [(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+
+
+@torch.inference_mode()
+def score(network: nn.Module, samples: Samples) -> Score:
+    """One chunk, in eval mode, without augmentation."""
+    network.eval()
+    outputs = network(to_input(samples.images))
+    loss = F.cross_entropy(outputs.double(), samples.labels, reduction="sum")
+    correct = (outputs.argmax(dim=1) == samples.labels).sum()
+    return Score(int(correct), float(loss), len(samples))

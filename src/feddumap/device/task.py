@@ -1,0 +1,59 @@
+"""A device's work order: what it was sent, what it holds, and how it is to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import nn
+
+from feddumap.config import Config
+from feddumap.device.training import Batch, Samples, batches
+from feddumap.models import network
+from feddumap.seeds import stream
+from feddumap.types import Broadcast, Tensors, Upload
+
+
+class Holdings(Protocol):
+    """The data behind device numbers. Labels can be had without touching an image."""
+
+    def labels(self, device: int) -> np.ndarray: ...
+
+    def samples(self, device: int) -> Samples: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One device's part in one round."""
+
+    device: int
+    broadcast: Broadcast
+    holdings: Holdings
+    config: Config
+
+    def network(self) -> nn.Module:
+        """The network received, ready to train."""
+        return network(self.broadcast.architecture, self.broadcast.weights).to(self.config.run.device)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """This device's random stream for a purpose in this round."""
+        return stream(self.config.run.seed, purpose, self.broadcast.round, self.device)
+
+    def batches(self, samples: Samples) -> Iterator[Batch]:
+        """E epochs over `samples` in this round's order."""
+        train = self.config.train
+        placed = samples.to(self.config.run.device)
+        rng = self.rng("batches")
+        return batches(placed, train.epochs, train.batch, rng, augment=self.config.data.augment)
+
+    def upload(self, trained: nn.Module, samples: Samples, steps: int) -> Upload:
+        """The trained model as it goes back, in the names and shapes it came in."""
+        weights = weights_of(trained)
+        return Upload(self.device, self.broadcast.round, len(samples), steps, weights)
+
+
+def weights_of(model: nn.Module) -> Tensors:
+    """A network's parameters and buffers as plain tensors on the CPU."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,88 @@
+"""The training loop: the only one. Devices and the server train with it, whatever the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from feddumap.data.augment import crop_and_flip, pad
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Group = list[torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images as bytes [n, h, w, c] and their labels [n]."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @staticmethod
+    def take(images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Samples:
+        """Copy the chosen images out of a (memory-mapped) data set."""
+        return Samples(torch.from_numpy(images[indices]), torch.from_numpy(labels[indices].astype(np.int64)))
+
+    def to(self, device: str) -> Samples:
+        return Samples(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a gradient moves the parameters: `init` makes a rule's own state, `step` updates in place."""
+
+    init: Callable[[dict[str, nn.Parameter]], Group]
+    step: Callable[[Group, Group, Group, float], None]
+
+
+def sgd() -> Rule:
+    """w ← w − η g."""
+
+    def step(parameters: Group, grads: Group, _: Group, lr: float) -> None:
+        torch._foreach_add_(parameters, grads, alpha=-lr)
+
+    return Rule(init=lambda _: [], step=step)
+
+
+def to_input(images: torch.Tensor) -> torch.Tensor:
+    """Bytes [n, h, w, c] as floats in [0, 1], seen as [n, c, h, w]: channels-last in memory, no copy more."""
+    return images.permute(0, 3, 1, 2) / 255
+
+
+def batches(
+    samples: Samples, epochs: int, size: int, rng: np.random.Generator, *, augment: bool
+) -> Iterator[Batch]:
+    """E epochs of ⌈n/B⌉ shuffled batches; the last one of an epoch may be smaller, none is dropped."""
+    source = pad(samples.images) if augment else samples.images
+    for _ in range(epochs):
+        order = torch.from_numpy(rng.permutation(len(samples))).to(samples.labels.device)
+        images = crop_and_flip(source, order, rng) if augment else source[order]
+        labels = samples.labels[order]
+        for start in range(0, len(samples), size):
+            yield to_input(images[start : start + size]), labels[start : start + size]
+
+
+def fit(
+    network: nn.Module, data: Iterable[Batch], rule: Rule, lr: float, loss: Loss = F.cross_entropy
+) -> int:
+    """Train `network` in place, one step a batch; returns the number of steps."""
+    network.train()
+    named = dict(network.named_parameters())
+    parameters: Group = list(named.values())
+    state = rule.init(named)
+    steps = 0
+    for inputs, targets in data:
+        grads = list(torch.autograd.grad(loss(network(inputs), targets), parameters))
+        with torch.no_grad():
+            rule.step(parameters, grads, state, lr)
+        steps += 1
+    return steps

@@ -1,0 +1,85 @@
+"""What a network costs: multiply-adds for one image, and parameters. Counted once for each architecture.
+
+>>> lenet = full_architecture("lenet", classes=10)
+>>> macs(lenet), parameters(lenet)
+(651720, 62006)
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import groupby
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from feddumap.models.registry import INPUT_SHAPE, build
+from feddumap.models.registry import architecture as full_architecture
+from feddumap.types import Architecture
+
+
+class Layer(NamedTuple):
+    """A row of `layer_table`: a module that has parameters of its own. `shape` is its first one's."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    parameters: int
+    macs: int
+
+
+def macs(architecture: Architecture) -> int:
+    """Multiply-adds of convolutions and linear layers on one image; biases and activations are free."""
+    return _count(architecture)[0]
+
+
+def full_macs(architecture: Architecture) -> int:
+    """Multiply-adds of the same family unpruned."""
+    return macs(full_architecture(architecture.family, architecture.classes))
+
+
+def layer_macs(architecture: Architecture) -> dict[str, int]:
+    """Multiply-adds of each convolution and linear layer, by module name."""
+    return dict(_count(architecture)[1])
+
+
+@lru_cache
+def parameters(architecture: Architecture) -> int:
+    """Trainable scalars."""
+    return sum(parameter.numel() for parameter in build(architecture).parameters() if parameter.requires_grad)
+
+
+def layer_table(architecture: Architecture) -> list[Layer]:
+    """The layers with parameters, in the order of definition; the columns add up to the network's costs."""
+    module = build(architecture)
+    multiply_adds = layer_macs(architecture)
+    rows = []
+    for name, group in groupby(module.named_parameters(), key=lambda pair: pair[0].rpartition(".")[0]):
+        owned = [parameter for _, parameter in group]
+        rows.append(
+            Layer(
+                name,
+                type(module.get_submodule(name)).__name__,
+                tuple(owned[0].shape),
+                sum(parameter.numel() for parameter in owned if parameter.requires_grad),
+                multiply_adds.get(name, 0),
+            )
+        )
+    return rows
+
+
+@lru_cache
+def _count(architecture: Architecture) -> tuple[int, Mapping[str, int]]:
+    # on the meta device only shapes are computed; torch counts a multiply-add as two operations
+    module = build(architecture).to("meta").eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.empty(INPUT_SHAPE, device="meta"))
+    counts = {name.partition(".")[2]: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    layers = {
+        name: counts.get(name, 0) // 2
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+    }
+    return counter.get_total_flops() // 2, MappingProxyType(layers)

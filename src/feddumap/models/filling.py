@@ -1,0 +1,79 @@
+"""How a network's weights come to be: not at all (they are loaded later), or drawn from a stream."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+_DRAWING = frozenset(
+    {
+        nn.init.kaiming_normal_,
+        nn.init.kaiming_uniform_,
+        nn.init.normal_,
+        nn.init.uniform_,
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+    }
+)
+
+
+class Undrawn(TorchFunctionMode):
+    """Within it, modules are made without drawing their random weights, whose memory stays untouched.
+
+    Constants are filled in as ever, so that batch-norm statistics, say, are right from the beginning. (The
+    meta device would lose them.)
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _DRAWING:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def private_generator(seed: int) -> Iterator[None]:
+    """Give code that draws from torch's global generator a seed, and leave no trace of its draws."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@torch.no_grad()
+def draw(network: nn.Module, generator: torch.Generator) -> None:
+    """Draw all convolutions and linear layers, in the order of their definition.
+
+    Convolutions: weights N(0, 2/(k² · C_out)), biases 0. Linear layers: both U(±1/√inputs), torch's default.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            height, width = module.kernel_size
+            module.weight.normal_(
+                0, math.sqrt(2 / (height * width * module.out_channels)), generator=generator
+            )
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, nn.Linear):
+            bound = 1 / math.sqrt(module.in_features)
+            for parameter in module.parameters(recurse=False):
+                parameter.uniform_(-bound, bound, generator=generator)
+
+
+def channels_last(network: nn.Module, *, keep: bool) -> nn.Module:
+    """Lay the convolutions' weights out channels-last, in place; without `keep` their values are lost, and
+    nothing is copied."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            weight = module.weight.detach()
+            laid_out = torch.empty_like(weight, memory_format=torch.channels_last)
+            module.weight.data = laid_out.copy_(weight) if keep else laid_out
+    return network

@@ -1,0 +1,175 @@
+"""The table of families, and how an architecture becomes a network.
+
+>>> small = architecture("lenet", classes=10)
+>>> small.channels
+(('conv1', 6), ('conv2', 16))
+>>> network(small, initialise(small, seed=1))(torch.zeros(2, 3, 32, 32)).shape
+torch.Size([2, 10])
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from feddumap.errors import FeddumapError, unknown
+from feddumap.models import chains, resnet
+from feddumap.models.filling import Undrawn, channels_last, draw, private_generator
+from feddumap.models.shrinking import shrink
+from feddumap.seeds import torch_stream
+from feddumap.types import Architecture, Tensors
+
+INPUT_SHAPE = (1, 3, 32, 32)
+"""One image: what costs are counted on and networks are traced with."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """`full` makes the unpruned network; `resized`, if there is one, makes it with any widths."""
+
+    full: Callable[[int], nn.Module]
+    resized: Callable[[Mapping[str, int], int], nn.Module] | None = None
+
+
+_FAMILIES = {
+    "cnn": Family(chains.CNN.full, chains.CNN.resized),
+    "lenet": Family(chains.LENET.full, chains.LENET.resized),
+    "vgg11": Family(chains.VGG11.full, chains.VGG11.resized),
+    "resnet18": Family(resnet.full, resnet.resized),
+}
+
+
+def families() -> tuple[str, ...]:
+    """The names that `architecture` knows."""
+    return tuple(_FAMILIES)
+
+
+def register(name: str, factory: Callable[[int], nn.Module]) -> None:
+    """Add a family: `factory(classes)` makes its full network, for images of 3×32×32.
+
+    Its convolutions (`nn.Conv2d`) are found by themselves; torch-pruning cuts it to smaller widths. A name
+    stands for one network for good, since results, checkpoints and cost counts refer to it. Worker
+    processes do not see what this process registers: for those, name the model `module:factory` instead.
+    """
+    if name in _FAMILIES and _FAMILIES[name].full != factory:
+        raise FeddumapError(f"the model name {name!r} is taken: register yours under another")
+    _FAMILIES.setdefault(name, Family(factory))
+
+
+def architecture(name: str, classes: int) -> Architecture:
+    """The full-width architecture of a family; `module:factory` names one by where it is defined."""
+    if name not in _FAMILIES:
+        _import(name)
+    if classes < 1:
+        raise FeddumapError(f"a network needs at least one class, not {classes}")
+    return Architecture(name, classes, _full_channels(name, classes))
+
+
+def _import(name: str) -> None:
+    """Register `module:factory`. Other processes and machines find such a family by itself."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise unknown("model", name, [*_FAMILIES, "module:factory of your own"])
+    try:
+        factory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FeddumapError(
+            f"model {name!r} cannot be imported ({error}): expected module:factory, where factory(classes) "
+            "makes the network and the module can be imported here"
+        ) from error
+    register(name, factory)
+
+
+def channels_of(network: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Name and output channels of each convolution, in the order of definition."""
+    return tuple(
+        (name, module.out_channels)
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Conv2d)
+    )
+
+
+def build(architecture: Architecture) -> nn.Module:
+    """The network with its weights *unset*, its constants (batch norm) set, convolutions channels-last.
+
+    For weights to be loaded into: nothing is drawn and no memory is touched.
+    """
+    _check(architecture)
+    if _is_cut(architecture):
+        return deepcopy(_cut_template(architecture))
+    with _undrawn():
+        return channels_last(_make(architecture), keep=False)
+
+
+def initialise(architecture: Architecture, seed: int) -> Tensors:
+    """First weights and buffers, all from the stream `init` of `seed`; convolutions channels-last."""
+    _check(architecture)
+    generator = torch_stream(seed, "init")
+    with private_generator(generator.initial_seed()):  # for a registered network's own kinds of layers
+        module = _make(architecture)
+    draw(module, generator)
+    return dict(channels_last(module, keep=True).state_dict())
+
+
+def network(architecture: Architecture, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The network with these weights and buffers, copied; every one of them must be there and fit."""
+    module = build(architecture)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise FeddumapError(f"the weights are not those of this {architecture.family}: {error}") from error
+    return module
+
+
+def _check(given: Architecture) -> None:
+    full = architecture(given.family, given.classes).widths
+    widths = given.widths
+    if missing := full.keys() - widths.keys():
+        raise FeddumapError(f"{given.family} needs the channels of {', '.join(sorted(missing))}")
+    for name, width in given.channels:
+        if name not in full:
+            raise unknown(f"{given.family} layer", name, full)
+        if width < 1:
+            raise FeddumapError(f"{given.family}'s {name} needs at least one channel, not {width}")
+        if width > full[name] and _FAMILIES[given.family].resized is None:
+            raise FeddumapError(f"{given.family}'s {name} has only {full[name]} channels, not {width}")
+    if len(widths) < len(given.channels):
+        raise FeddumapError(f"{given.family}'s channels name a layer twice")
+
+
+def _make(given: Architecture) -> nn.Module:
+    family = _FAMILIES[given.family]
+    if family.resized is not None:
+        return family.resized(given.widths, given.classes)
+    full = family.full(given.classes)
+    return shrink(full, given.widths, torch.zeros(INPUT_SHAPE)) if _is_cut(given) else full
+
+
+def _is_cut(given: Architecture) -> bool:
+    """Whether it takes tracing to make: a registered family at other widths than its full ones."""
+    full = dict(_full_channels(given.family, given.classes))
+    return _FAMILIES[given.family].resized is None and given.widths != full
+
+
+@contextmanager
+def _undrawn() -> Iterator[None]:
+    with private_generator(0), Undrawn():
+        yield
+
+
+@lru_cache
+def _full_channels(name: str, classes: int) -> tuple[tuple[str, int], ...]:
+    with _undrawn():
+        return channels_of(_FAMILIES[name].full(classes))
+
+
+@lru_cache(maxsize=4)
+def _cut_template(given: Architecture) -> nn.Module:
+    """Tracing takes longer than copying, and devices ask for the same network again and again."""
+    with private_generator(0):
+        return channels_last(_make(given), keep=False)

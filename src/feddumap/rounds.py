@@ -1,0 +1,187 @@
+"""The loop of rounds: read it top to bottom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feddumap.algorithm import Algorithm, Census, Cohort, Context, Metrics, Receipt, RoundView
+from feddumap.config import Config
+from feddumap.device.evaluation import Score
+from feddumap.errors import FeddumapError
+from feddumap.fleet import Clock, Timing, Work
+from feddumap.models import initialise
+from feddumap.models.cost import full_macs, macs, parameters
+from feddumap.seeds import stream
+from feddumap.tensors import all_finite, same_form
+from feddumap.types import Architecture, Broadcast, Question, ServerState, Upload
+
+Evaluate = Callable[[ServerState], Score]
+Observe = Callable[[int, int, int], None]
+"""Called with (round, uploads so far, uploads expected)."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A line of records.jsonl. `metrics` are what the method's steps reported; they join the line."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    lr: float
+    devices: list[int]
+    samples: int
+    parameters: int
+    macs: int
+    bytes_down: int
+    bytes_up: int
+    clock: float
+    metrics: Metrics
+    wall: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        metrics = value.pop("metrics")
+        return {**value, **metrics}
+
+
+def first_state(architecture: Architecture, algorithm: Algorithm, seed: int) -> ServerState:
+    """Before round 0: initial weights, and the server steps' initial tensors."""
+    state = ServerState(0, architecture, initialise(architecture, seed))
+    return replace(state, steps=algorithm.server.init(state))
+
+
+def select(config: Config, number: int) -> list[int]:
+    """The devices of a round: uniformly without replacement, in ascending order."""
+    rng = stream(config.run.seed, "select", number)
+    chosen = rng.choice(config.data.devices, size=config.train.cohort, replace=False)
+    return sorted(int(device) for device in chosen)
+
+
+def broadcast_of(state: ServerState, config: Config) -> Broadcast:
+    """What devices receive in the coming round; lr_t = lr · decay^t, t from 0."""
+    lr = config.train.lr * config.train.lr_decay**state.round
+    return Broadcast(state.round, state.architecture, state.weights, lr, mask=state.mask)
+
+
+def take_census(cohort: Cohort, state: ServerState, config: Config, *, labels: bool) -> Census:
+    """Ask every device for its number of samples and, where the method needs it, its label counts."""
+    question = Question("census", {"labels": labels})
+    answers = list(cohort.survey(question, broadcast_of(state, config), range(config.data.devices)))
+    samples = np.array([int(answer.values["samples"]) for answer in answers], dtype=np.int64)
+    counts = np.array([answer.values["labels"] for answer in answers], dtype=np.int64) if labels else None
+    return Census(samples, counts)
+
+
+def rounds(
+    state: ServerState,
+    algorithm: Algorithm,
+    context: Context,
+    cohort: Cohort,
+    clock: Clock,
+    evaluate: Evaluate,
+    observe: Observe = lambda *_: None,
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Train from `state` to the configured number of rounds, yielding after each."""
+    config = context.config
+    while state.round < config.train.rounds:
+        # 1. the model changes shape, if it is time
+        state, shape_metrics = algorithm.reshape(state, context, cohort)
+
+        # 2. devices are chosen; those that would miss the deadline are not waited for
+        message = broadcast_of(state, config)
+        chosen = select(config, state.round)
+        timing = clock.round(chosen, _work(message, context, chosen))
+
+        # 3. they train, and what they send is checked
+        gate = Gate(message, timing, observe)
+        view = RoundView(context, state, message.lr, gate.receipts)
+        uploads = gate.admit(cohort.train(message, timing.finished))
+
+        # 4. one model again; 5. the server's turn
+        weights, steps = state.weights, state.steps
+        metrics: Metrics = {}
+        if timing.finished:
+            weights = algorithm.aggregate(uploads, view)
+            weights, steps, metrics = algorithm.server.apply(weights, state.steps, view)
+
+        # 6. next round: the clock moves
+        number = state.round
+        state = replace(
+            state, round=number + 1, weights=weights, steps=steps, clock=state.clock + timing.seconds
+        )
+        due = state.round % config.run.evaluate_every == 0 or state.round == config.train.rounds
+        score = evaluate(state) if due else None
+        yield (
+            state,
+            RoundRecord(
+                round=number,
+                accuracy=score.accuracy if score else None,
+                loss=_finite(score.mean_loss) if score else None,
+                lr=message.lr,
+                devices=[receipt.device for receipt in gate.receipts],
+                samples=sum(receipt.samples for receipt in gate.receipts),
+                parameters=parameters(state.architecture),
+                macs=macs(state.architecture),
+                bytes_down=message.nbytes * len(chosen),
+                bytes_up=sum(receipt.nbytes for receipt in gate.receipts),
+                clock=state.clock,
+                metrics={**shape_metrics, **metrics, **gate.metrics()},
+            ),
+        )
+
+
+class Gate:
+    """Lets good uploads through to the aggregation, one at a time, and remembers what passed.
+
+    A device whose model is not finite is left out and named in the record; a model of another form is an
+    error, since this process and its devices run the same code.
+    """
+
+    def __init__(self, message: Broadcast, timing: Timing, observe: Observe) -> None:
+        self._message, self._timing, self._observe = message, timing, observe
+        self._rejected: list[int] = []
+        self.receipts: list[Receipt] = []
+
+    def admit(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+        expected = len(self._timing.finished)
+        for count, upload in enumerate(uploads, start=1):
+            self._observe(self._message.round, count, expected)
+            if upload.round != self._message.round or not same_form(upload.weights, self._message.weights):
+                raise FeddumapError(
+                    f"device {upload.device} answered round {self._message.round} with a model of round "
+                    f"{upload.round} or of another form: server and device differ in version or method"
+                )
+            if not (all_finite(upload.weights) and all_finite(upload.extra)):
+                self._rejected.append(upload.device)
+                continue
+            self.receipts.append(Receipt(upload.device, upload.samples, upload.steps, upload.nbytes))
+            yield upload
+        if not self.receipts:
+            raise FeddumapError(
+                f"round {self._message.round}: the models of all {expected} devices diverged (NaN or "
+                f"infinite): lower train.lr (it was {self._message.lr:g} in this round)"
+            )
+
+    def metrics(self) -> Metrics:
+        """What deserves a place in the record: only where something was left out."""
+        left_out = {"dropped": list(self._timing.dropped), "rejected": self._rejected}
+        return {name: devices for name, devices in left_out.items() if devices}
+
+
+def _work(message: Broadcast, context: Context, chosen: Sequence[int]) -> Work:
+    return Work(
+        macs=macs(message.architecture),
+        full_macs=full_macs(message.architecture),
+        bytes_down=message.nbytes,
+        bytes_up=message.nbytes,
+        samples=context.census.samples[list(chosen)] * context.config.train.epochs,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

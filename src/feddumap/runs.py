@@ -1,0 +1,239 @@
+"""The run directory, and the only code that writes one.
+
+config.toml          the resolved configuration
+split.safetensors    which images each device and the server hold
+records.jsonl        one line a round
+checkpoint-*.json    the server's state: numbers here, tensors in the .safetensors beside it
+summary.json         at the end
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
+
+from feddumap.config import Config, load
+from feddumap.data.partition import Split
+from feddumap.errors import FeddumapError
+from feddumap.files import sync, write_text, write_whole
+from feddumap.types import Architecture, ServerState, Tensors
+
+GROUPS = ("weights", "mask", "steps")
+KEPT = 2  # checkpoints
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint: the state, and the wall-clock seconds spent to get there."""
+
+    state: ServerState
+    wall: float
+
+
+class RunDirectory:
+    """One run on disk. Held under a lock: two processes never write the same run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
+            raise
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    @staticmethod
+    def create(path: Path, config: Config, split: Split) -> RunDirectory:
+        """A new run directory with its configuration and split; a directory that exists is refused."""
+        refuse_existing(path, config)
+        path.mkdir(parents=True, exist_ok=True)
+        directory = RunDirectory(path)
+        arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
+        try:
+            write_whole(path / "split.safetensors", lambda file: save_file(arrays, file))
+            # the configuration comes last: a directory with one is a run
+            directory.set_config(config)
+        except BaseException:
+            directory.close()
+            shutil.rmtree(path)
+            raise
+        return directory
+
+    @staticmethod
+    def open(path: Path) -> RunDirectory:
+        """An existing run directory, to go on with."""
+        if not (path / "config.toml").is_file():
+            raise FeddumapError(
+                f"{path} is not a run directory (it has no config.toml): nothing to resume there"
+            )
+        return RunDirectory(path)
+
+    def config(self) -> Config:
+        return load(self.path / "config.toml")
+
+    def set_config(self, config: Config) -> None:
+        write_text(self.path / "config.toml", tomli_w.dumps(config.to_toml()))
+
+    def split(self, images: int) -> Split:
+        path = self.path / "split.safetensors"
+        try:
+            tensors = load_tensors(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise FeddumapError(
+                f"cannot read {path}: {error}; start the run anew under another name"
+            ) from None
+        return Split.from_arrays({name: tensor.numpy() for name, tensor in tensors.items()}, images)
+
+    # records
+
+    def append(self, record: dict[str, Any]) -> None:
+        with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every whole line; a half-written last one is left out."""
+        return read_records(self.path)
+
+    def keep_records(self, count: int) -> list[dict[str, Any]]:
+        """Cut the records back to the first `count` rounds: those the checkpoint has."""
+        records = self.records()[:count]
+        if [record["round"] for record in records] != list(range(count)):
+            raise FeddumapError(
+                f"{self.path / 'records.jsonl'} lacks rounds that the checkpoint has (found {len(records)} "
+                f"of {count}): it was altered; start the run anew under another name"
+            )
+        write_text(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        return records
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    # checkpoints
+
+    def save(self, state: ServerState, wall: float) -> None:
+        """Write a checkpoint whole, then drop all but the newest two. Its JSON comes last and vouches, by
+        checksum, for the tensors and for itself."""
+        sync_file = self.path / "records.jsonl"
+        if sync_file.exists():
+            sync(sync_file)
+        name = f"checkpoint-{state.round:06d}"
+        tensors: Tensors = {
+            f"{group}/{key}": tensor.contiguous()
+            for group in GROUPS
+            for key, tensor in getattr(state, group).items()
+        }
+        tensor_path = self.path / f"{name}.safetensors"
+        write_whole(tensor_path, lambda file: save_file(tensors, file))
+        value = {
+            "round": state.round,
+            "architecture": state.architecture.to_json(),
+            "clock": state.clock,
+            "wall": wall,
+            "tensors_sha256": hashlib.sha256(tensor_path.read_bytes()).hexdigest(),
+        }
+        write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": _digest(value)}, indent=2))
+        for old in self._checkpoints()[KEPT:]:
+            old.unlink(missing_ok=True)
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+    def latest(self) -> tuple[Saved | None, list[str]]:
+        """The newest good checkpoint, and a sentence about each newer one that was damaged."""
+        damaged: list[str] = []
+        for path in self._checkpoints():
+            try:
+                return read_checkpoint(path), damaged
+            except FeddumapError as error:
+                damaged.append(str(error))
+        return None, damaged
+
+    def _checkpoints(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.path.glob("checkpoint-*.json"), reverse=True)
+
+
+def read_checkpoint(path: Path) -> Saved:
+    """Read and verify one checkpoint; anything amiss is an error that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        expected = value.pop("sha256")
+        if expected != _digest(value):
+            raise ValueError("its checksum does not match")
+        data = path.with_suffix(".safetensors").read_bytes()
+        if hashlib.sha256(data).hexdigest() != value["tensors_sha256"]:
+            raise ValueError("the checksum of its tensors does not match")
+        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
+        for name, tensor in load_tensors(data).items():
+            group, _, key = name.partition("/")
+            groups[group][key] = tensor
+        architecture = Architecture.from_json(value["architecture"])
+        state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
+        return Saved(state, value["wall"])
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+        raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's records.jsonl, in order; none if it has not begun."""
+    file = path / "records.jsonl"
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            record = json.loads(line) if line.endswith("\n") else None
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict) or record.get("round") != len(records):
+            break  # killed while writing: the checkpoint says what counts
+        records.append(record)
+    return records
+
+
+def refuse_existing(path: Path, config: Config) -> None:
+    """Never train over something: say what is there and what to do."""
+    if path.is_file():
+        raise FeddumapError(f"{path} is a file: give --out the name of a folder that does not exist yet")
+    if not path.exists() or not any(entry.name != ".lock" for entry in path.iterdir()):
+        return
+    if not (path / "config.toml").is_file():
+        raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
+    other = load(path / "config.toml")
+    if other == config:
+        raise FeddumapError(f"{path} holds this run already: go on with `feddumap resume {path}`")
+    key, theirs, ours = _difference(other, config)
+    raise FeddumapError(
+        f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
+        f"give --out another name, or go on with that run by `feddumap resume {path}`"
+    )
+
+
+def _difference(one: Config, other: Config) -> tuple[str, Any, Any]:
+    a, b = one.model_dump(), other.model_dump()
+    for section in a:
+        for key in [*a[section], *b[section]]:
+            if a[section].get(key) != b[section].get(key):
+                return f"{section}.{key}", a[section].get(key), b[section].get(key)
+    raise AssertionError("the configurations are equal")
+
+
+def _digest(value: Sequence[Any] | dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

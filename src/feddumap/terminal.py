@@ -1,0 +1,154 @@
+"""What a person sees while something runs, and tables. On a terminal a live line; in a log plain lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from feddumap.api import Run
+
+LOG_EVERY = 10.0  # seconds between two lines where there is no terminal
+
+out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """A note to the user, apart from the output proper."""
+    err.print(message, markup=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table with numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    shown = Table(title=title or None, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = bool(cells) and all(_is_number(row[index]) for row in cells)
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1 else f"{value:,.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "-" or cell.replace(",", "").replace(".", "").replace("e-", "").isdigit()
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(48.2), duration(838), duration(15953)
+    ('48.2 s', '13 min 58 s', '4 h 25 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def follow(run: Run, name: str = "") -> None:
+    """Train a run to its end, showing round, accuracy, virtual clock and the time left."""
+    if out.is_terminal:
+        _follow_live(run, name)
+    else:
+        _follow_log(run, name)
+
+
+def _status(run: Run) -> str:
+    last = next((record for record in reversed(run.records) if record["accuracy"] is not None), None)
+    accuracy = f"accuracy {100 * last['accuracy']:5.1f} %" if last else "accuracy   -    "
+    return f"{accuracy} · clock {duration(run.state.clock)}"
+
+
+def _follow_live(run: Run, name: str) -> None:
+    total = run.config.train.rounds
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=out, speed_estimate_period=600) as progress:
+        start = run.state.round
+        bar = progress.add_task(
+            f"{name} round {start}/{total}".strip(), total=total, completed=start, status="starting"
+        )
+
+        def observe(number: int, done: int, expected: int) -> None:
+            progress.update(bar, completed=number + done / (expected + 1))
+
+        for record in run.iterate(observe):
+            number = record["round"] + 1
+            label = f"{name} round {number}/{total}".strip()
+            progress.update(bar, completed=number, description=label, status=_status(run))
+
+
+def _follow_log(run: Run, name: str) -> None:
+    total, began, first = run.config.train.rounds, time.monotonic(), run.state.round
+    printed = 0.0
+    for record in run:
+        number, now = record["round"] + 1, time.monotonic()
+        if number == first + 1 or number == total or now - printed >= LOG_EVERY:
+            left = (now - began) / (number - first) * (total - number)
+            label = f"{name} round {number}/{total}".strip()
+            out.print(f"{label} · {_status(run)} · left {duration(left)}")
+            printed = now
+
+
+@contextmanager
+def counting(title: str) -> Iterator[Any]:
+    """A progress bar for something with a known total: yields a function of (done, total)."""
+    if not err.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+        bar = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """A run's summary as a small table."""
+    accuracy = summary["accuracy"]
+    rows = [
+        ("rounds", f"{summary['rounds']:,}"),
+        ("final accuracy", percent(accuracy["final"])),
+        ("mean of the last 10", percent(accuracy["mean10"])),
+        ("best, smoothed", percent(accuracy["best_smoothed"])),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("multiply-adds", f"{summary['macs']:,}"),
+        ("virtual clock", duration(summary["clock"])),
+        ("wall time", duration(summary["wall"])),
+    ]
+    for target, reach in summary["targets"].items():
+        when = f"round {reach['round']}, clock {duration(reach['clock'])}" if reach else "not reached"
+        rows.append((f"reached {target}", when))
+    title = f"{summary['method']} · {summary['model']} · {summary['dataset']}"
+    table(title, ("", ""), rows)
