@@ -205,7 +205,7 @@ def data_get(
     from feddumap import terminal
     from feddumap.data import sources
 
-    with terminal.counting(f"reading {name}") as progress:
+    with terminal.counting() as progress:
         dataset = sources.get(name, given, terminal.say, progress, force=force)
     terminal.out.print(
         f"{dataset.name}: {len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test "

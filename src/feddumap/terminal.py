@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from feddumap.api import Run
@@ -123,15 +123,21 @@ def _follow_log(run: Run, name: str) -> None:
 
 
 @contextmanager
-def counting(title: str) -> Iterator[Any]:
-    """A progress bar for something with a known total: yields a function of (done, total)."""
+def counting() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for work in named parts: yields a function of (what, done, total or 0)."""
     if not err.is_terminal:
-        yield lambda done, total: None
+        yield lambda *_: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
-        bar = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
+        bars: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=None)
+            progress.update(bars[what], completed=done, total=total or None)
+
+        yield show
 
 
 def print_summary(summary: dict[str, Any]) -> None:

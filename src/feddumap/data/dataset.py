@@ -12,6 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 
 MANIFEST = "manifest.json"
+BROKEN_ARRAY = (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError)
+"""What numpy raises for a damaged .npy header, which it parses as Python, and for the sizes in it."""
 
 
 class Arrays(NamedTuple):
@@ -153,7 +156,7 @@ def _load(folder: Path, name: str, manifest: Manifest, verify: bool) -> npt.NDAr
     except OSError as error:
         reason = error.strerror or str(error)
         raise _broken(folder, path, f"cannot be read ({reason})", manifest.name) from None
-    except (ValueError, EOFError) as error:
+    except BROKEN_ARRAY as error:
         raise _broken(folder, path, f"is not a .npy array ({error})", manifest.name) from None
     if not isinstance(array, np.memmap) or (array.shape, str(array.dtype)) != (entry.shape, entry.dtype):
         problem = f"is not the expected array {entry.dtype} {entry.shape}"

@@ -1,0 +1,243 @@
+"""The CIFAR sets as published: what they hold, and a reader of their python archives.
+
+The archives hold pickles, and unpickling runs whatever a file asks for. So nothing is unpickled here: a
+batch is read as a list of opcodes, of which only the byte string and the integers that matter are taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickletools
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from feddumap.data.dataset import Arrays, Images, Labels, fault
+from feddumap.errors import FeddumapError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is (0 when unknown)."""
+
+PIXELS = 3 * 32 * 32
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Nobody is watching."""
+
+
+@dataclass(frozen=True)
+class Official:
+    """What a published set is known to hold.
+
+    `train` and `test` count images. `batches` are the training files in the published order, and `digests`
+    the `digest` of each of them and of the test images; without digests only counts are checked.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    archive: str
+    md5: str
+    folder: str
+    batches: tuple[str, ...]
+    test_batch: str
+    label: str
+    digests: tuple[str, ...] = ()
+    train: int = 50_000
+    test: int = 10_000
+    site: str = "https://www.cs.toronto.edu/~kriz/"
+
+    @property
+    def address(self) -> str:
+        return self.site + self.archive
+
+    @property
+    def per_batch(self) -> int:
+        return self.train // len(self.batches)
+
+
+CIFAR10 = Official(
+    name="cifar10",
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    archive="cifar-10-python.tar.gz",
+    md5="c58f30108f718f92721af3b95e74349a",
+    folder="cifar-10-batches-py",
+    batches=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+    test_batch="test_batch",
+    label="label",
+    digests=(
+        "5c3aa79ef222352f26d831f464b4e498b7ac64504c67e061f0888d2f598eac17",
+        "8623c28744fe66bc93881232aa70f8aaf58464c513bf24ec11fdfd4c38494a97",
+        "acf6124661f089f92d55359de67d4b8027dbf012b490254fe9095a4fff6ff3ed",
+        "894a3fc10589cd2905c03c1da1fb4322a157a63c3cf1126c763c8f79d089d5b6",
+        "fe2d07d13456ba4fa93bafc942aafed888109eb86fa15852d9b872761aeb1c74",
+        "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
+    ),
+)
+
+CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal
+shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank
+telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
+CIFAR100 = Official(
+    name="cifar100",
+    classes=tuple(CIFAR100_CLASSES.split()),
+    archive="cifar-100-python.tar.gz",
+    md5="eb9058c3a382ffc7106e4002c42a8d85",
+    folder="cifar-100-python",
+    batches=("train",),
+    test_batch="test",
+    label="fine_label",
+    digests=(
+        "f062ca493c4d44a3d0921f223fbc3b1e88b46fd03322e97c635a0ac2a5f8baab",
+        "bd251483addf0530bc3e831455074dfa75f7657056fc2639e6b6aced382c06a9",
+    ),
+)
+
+
+def digest(images: Images, labels: Labels) -> str:
+    """A name for images and labels together, the same on every machine."""
+    state = hashlib.sha256(np.ascontiguousarray(images).data)
+    state.update(labels.astype("<i8").data)
+    return state.hexdigest()
+
+
+def checked(spec: Official, arrays: Arrays, origin: Path) -> Arrays:
+    """The published set, whichever source it came from, or an error.
+
+    Some copies hold the training batches in another order. They are put back into the published one, as a
+    split by index must not depend on where the images came from.
+    """
+    problem = fault(arrays, len(spec.classes))
+    if problem:
+        raise FeddumapError(f"{origin} {problem}: get another copy of {spec.name}")
+    for split, labels, expected in (
+        ("training", arrays.train_labels, spec.train),
+        ("test", arrays.test_labels, spec.test),
+    ):
+        if len(labels) != expected:
+            counts = f"{len(labels)} {split} images where {spec.name} has {expected}"
+            raise FeddumapError(f"{origin} holds {counts}: get a complete copy")
+        if (np.bincount(labels, minlength=len(spec.classes)) != expected // len(spec.classes)).any():
+            raise FeddumapError(
+                f"{origin} does not hold {expected // len(spec.classes)} {split} images of each class as "
+                f"{spec.name} does: get another copy"
+            )
+    return _in_order(spec, arrays, origin) if spec.digests else arrays
+
+
+def _in_order(spec: Official, arrays: Arrays, origin: Path) -> Arrays:
+    size = spec.per_batch
+    starts = range(0, spec.train, size)
+    batches = [(arrays.train_images[i : i + size], arrays.train_labels[i : i + size]) for i in starts]
+    found = {digest(*batch): batch for batch in batches}
+    *train, test = spec.digests
+    if set(found) != set(train) or digest(arrays.test_images, arrays.test_labels) != test:
+        raise FeddumapError(
+            f"the images or labels of {origin} are not those of {spec.name} as published: get another copy, "
+            "or save them as an .npz file to use them as a data set of your own"
+        )
+    if list(found) == train:
+        return arrays
+    images, labels = zip(*(found[name] for name in train), strict=True)
+    return arrays._replace(train_images=np.concatenate(images), train_labels=np.concatenate(labels))
+
+
+def batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Labels]:
+    """Images and labels of one pickled batch of `n`, whose labels are stored under `key`."""
+    data = b""
+    labels: list[int] = []
+    reading = b""  # the key whose value is being read
+    try:
+        for opcode, argument, _ in pickletools.genops(raw):
+            if isinstance(argument, str | bytes):
+                text = argument.encode("latin-1") if isinstance(argument, str) else argument
+                if reading == b"data" and len(text) == n * PIXELS:
+                    data = text
+                if text in (b"data", key.encode()):
+                    reading = text
+                elif reading == key.encode():
+                    reading = b""  # the next key ends the list of labels
+            elif isinstance(argument, int) and reading == key.encode() and opcode.name.startswith("BININT"):
+                labels.append(argument)
+    except ValueError as error:
+        raise FeddumapError(f"{origin} is truncated or not a pickle ({error}): get another copy") from None
+    if not data:
+        raise FeddumapError(f"{origin} has no 'data' of {n} images ({n * PIXELS} bytes): get another copy")
+    if len(labels) != n:
+        raise FeddumapError(f"{origin} has {len(labels)} '{key}' where {n} were expected: get another copy")
+    planes = np.frombuffer(data, np.uint8).reshape(n, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.int64)
+
+
+def limits(spec: Official) -> dict[str, int]:
+    """The most bytes each published file may have: pixels, labels and a file name for every image."""
+    counts = dict.fromkeys(spec.batches, spec.per_batch) | {spec.test_batch: spec.test}
+    return {name: 65_536 + n * (PIXELS + 128) for name, n in counts.items()}
+
+
+def from_folder(folder: Path, spec: Official, progress: Progress = no_progress) -> Arrays:
+    """The unpacked archive."""
+    raw = {}
+    for name, limit in limits(spec).items():
+        path = folder / name
+        try:
+            if path.stat().st_size > limit:
+                raise FeddumapError(f"{path} has more than the expected {limit} bytes: get another copy")
+            raw[name] = path.read_bytes()
+        except OSError as error:
+            raise FeddumapError(f"cannot read {path} ({error.strerror}): get another copy") from None
+    return _assemble(raw, folder, spec, progress)
+
+
+def from_archive(path: Path, spec: Official, progress: Progress = no_progress) -> Arrays:
+    """The archive as it is published; nothing is extracted to disk."""
+    wanted = {f"{spec.folder}/{name}": limit for name, limit in limits(spec).items()}
+    raw = members(path, wanted)
+    return _assemble({Path(name).name: content for name, content in raw.items()}, path, spec, progress)
+
+
+def members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
+    """The members of a tar that are `wanted`, each of at most so many bytes, and no others."""
+    raw: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            for member in tar:
+                if member.name not in wanted or member.name in raw:
+                    continue
+                if member.size > wanted[member.name]:
+                    raise FeddumapError(f"{path}: {member.name} is larger than expected: get another copy")
+                file = tar.extractfile(member) if member.isreg() else None
+                raw[member.name] = file.read() if file else b""
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise FeddumapError(f"{path} is truncated or not a .tar.gz ({error}): get another copy") from None
+    missing = sorted(set(wanted) - set(raw))
+    if missing:
+        raise FeddumapError(f"{path} lacks {', '.join(missing)}: get another copy")
+    return raw
+
+
+def _assemble(raw: Mapping[str, bytes], origin: Path, spec: Official, progress: Progress) -> Arrays:
+    names: Iterable[str] = (*spec.batches, spec.test_batch)
+    counts = [spec.per_batch] * len(spec.batches) + [spec.test]
+    parts = []
+    for name, n in zip(names, counts, strict=True):
+        parts.append(batch(raw[name], n, f"{spec.label}s", f"{origin}: {name}"))
+        progress(f"reading {spec.name}", sum(len(labels) for _, labels in parts), spec.train + spec.test)
+    return joined(parts)
+
+
+def joined(parts: list[tuple[Images, Labels]]) -> Arrays:
+    """Training parts in order, then the test part, as one set."""
+    *train, (test_images, test_labels) = parts
+    images, labels = zip(*train, strict=True)
+    return Arrays(np.concatenate(images), np.concatenate(labels), test_images, test_labels)

@@ -1,0 +1,64 @@
+"""Fixtures: an empty home with the embedded data set, and a run small enough to do many times."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feddumap.config import Config
+from feddumap.data import sources
+from feddumap.data.dataset import Dataset
+
+# before any fixture moves FEDDUMAP_HOME: where real CIFAR may lie
+REAL_HOME = os.environ.get("FEDDUMAP_HOME")
+
+
+@pytest.fixture(scope="session")
+def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home with the digits in its cache, made once."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDUMAP_HOME", str(home))
+        sources.get("digits")
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def home(prepared_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """FEDDUMAP_HOME for this test and the processes it starts."""
+    monkeypatch.setenv("FEDDUMAP_HOME", str(prepared_home))
+    monkeypatch.delenv("FEDDUMAP_DATA", raising=False)
+    return prepared_home
+
+
+@pytest.fixture
+def digits(home: Path) -> Dataset:
+    return sources.get("digits")
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits", "devices": 6},
+    "model": {"name": "lenet"},
+    "train": {"rounds": 3, "cohort": 3, "epochs": 1, "batch": 32, "lr": 0.05},
+    "run": {"workers": 1},
+}
+
+
+def small(**sections: dict[str, Any]) -> Config:
+    """The small run with some keys set."""
+    return Config.parse(SMALL).replace(**sections)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """No test leaves the process with other torch settings than it found."""
+    before = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == before

@@ -1,0 +1,200 @@
+"""Worker processes: the same bits as one process, and no death or mistake that hangs a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feddumap import api
+from feddumap.cohort import pool as pool_module
+from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
+from feddumap.cohort.pool import Pool
+from feddumap.cohort.region import Region
+from feddumap.errors import FeddumapError
+from feddumap.rounds import broadcast_of
+from feddumap.runtime import exact_math
+from feddumap.tensors import digest
+from feddumap.types import Question
+from tests.conftest import small
+
+
+@pytest.fixture
+def run(home: Path) -> api.Run:
+    return api.start(small(data={"devices": 20}))
+
+
+@pytest.fixture
+def pool(run: api.Run) -> Iterator[Pool]:
+    made = Pool(run.config, run.dataset.folder, run.split, len(run.dataset.test_labels), 2)
+    yield made
+    made.close()
+
+
+def local(run: api.Run) -> LocalCohort:
+    return LocalCohort(Desk(run.config, SplitHoldings(run.dataset, run.split)), Examiner(run.dataset, "cpu"))
+
+
+def test_pool_and_process_agree_bit_for_bit(run: api.Run, pool: Pool) -> None:
+    """Train, survey and evaluate: one expected result for both kinds of cohort."""
+    message = broadcast_of(run.state, run.config)
+    devices = [7, 3, 11, 0, 19]
+    question = Question("census", {"labels": True})
+    with exact_math():
+        ours = local(run)
+        expected = list(ours.train(message, devices))
+        uploads = list(pool.train(message, devices))
+        assert [upload.device for upload in uploads] == devices
+        for mine, theirs in zip(expected, uploads, strict=True):
+            assert digest(mine.weights) == digest(theirs.weights)
+            assert (mine.samples, mine.steps, mine.round) == (theirs.samples, theirs.steps, theirs.round)
+        everyone = range(20)
+        assert list(pool.survey(question, message, everyone)) == list(
+            ours.survey(question, message, everyone)
+        )
+        assert pool.evaluate(run.state) == ours.evaluate(run.state)
+
+
+@pytest.mark.parametrize("family", ["cnn", "resnet18"])
+def test_workers_do_not_change_a_run(home: Path, family: str) -> None:
+    """Batch norm's buffers and counters included."""
+    keys = {"data": {"devices": 60}, "model": {"name": family}, "train": {"rounds": 2, "cohort": 2}}
+    runs = [api.train(small(**keys, run={"workers": workers})) for workers in (1, 2)]
+    assert digest(runs[0].state.weights) == digest(runs[1].state.weights)
+    for one, two in zip(runs[0].records, runs[1].records, strict=True):
+        assert {**one, "wall": 0} == {**two, "wall": 0}
+
+
+def test_a_killed_worker_is_replaced_and_its_device_retrained(run: api.Run, pool: Pool) -> None:
+    message = broadcast_of(run.state, run.config)
+    with exact_math():
+        expected = [digest(upload.weights) for upload in local(run).train(message, range(12))]
+    before = pool.pids
+    got = []
+    for count, upload in enumerate(pool.train(message, range(12))):
+        got.append(digest(upload.weights))
+        if count in (1, 5):
+            os.kill(pool.pids[count % 2], signal.SIGKILL)
+    assert got == expected
+    assert len(set(pool.pids) - set(before)) >= 1
+
+
+def test_a_job_that_kills_every_worker_ends_the_run_with_a_sentence(
+    run: api.Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = pool_module.Process.call
+
+    def call(self: pool_module.Process, job: dict[str, object]) -> dict[str, object]:
+        self.kill()
+        return original(self, job)
+
+    monkeypatch.setattr(pool_module.Process, "call", call)
+    with pytest.raises(FeddumapError, match=r"train job died 3 times \(last: signal 9\).* lower run.workers"):
+        list(pool.train(broadcast_of(run.state, run.config), [0]))
+
+
+def test_a_workers_own_error_comes_back(run: api.Run, pool: Pool) -> None:
+    message = broadcast_of(run.state, run.config)
+    with pytest.raises(FeddumapError, match="unknown question 'secrets'"):
+        list(pool.survey(Question("secrets"), message, [0]))
+    with pytest.raises(RuntimeError, match=r"(?s)a worker failed:.*IndexError: device 99"):
+        list(pool.train(message, [99]))
+    assert next(pool.train(message, [1])).device == 1  # and the pool goes on
+
+
+def test_results_in_flight_are_bounded(run: api.Run, pool: Pool) -> None:
+    """However many devices: what waits in memory is a few uploads."""
+    taken = 0
+
+    def devices() -> Iterator[int]:
+        nonlocal taken
+        for device in range(20):
+            taken += 1
+            yield device
+
+    results = pool._in_order(
+        (
+            {"verb": "train", "broadcast": pool._share(broadcast_of(run.state, run.config)), "device": device}
+            for device in devices()
+        ),
+        lambda reply, _: reply["device"],
+    )
+    assert next(results) == 0
+    assert taken <= 4
+    assert list(results) == list(range(1, 20))
+
+
+def test_workers_end_with_their_parent(home: Path, tmp_path: Path) -> None:
+    """A parent killed by SIGKILL leaves no process behind, even in the middle of a device."""
+    script = (
+        "from feddumap import api\nfrom tests.conftest import small\n"
+        "run = api.start(small(run={'workers': 2}, train={'epochs': 500, 'rounds': 1}))\n"
+        "engine = run._engine()\nprint(*engine.pids, flush=True)\n"
+        "from feddumap.rounds import broadcast_of\n"
+        "list(engine.train(broadcast_of(run.state, run.config), [0, 1]))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    time.sleep(3)  # well into training
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_closing_in_the_middle_of_a_job(run: api.Run) -> None:
+    made = Pool(
+        run.config.replace(train={"epochs": 500}),
+        run.dataset.folder,
+        run.split,
+        len(run.dataset.test_labels),
+        2,
+    )
+    uploads = made.train(broadcast_of(run.state, run.config), [0, 1, 2, 3, 4])
+    threading.Timer(3, made.close).start()
+    with pytest.raises(pool_module.WorkerDiedError):
+        next(uploads)
+
+
+def test_a_region_holds_any_tensors_and_grows() -> None:
+    region, peer_fd = Region(), None
+    try:
+        peer_fd = os.dup(region.fd)
+        peer = Region(peer_fd)
+        rng = np.random.default_rng(0)
+        for scale in (1, 50, 3):
+            groups = {
+                "a": {"x": torch.from_numpy(rng.standard_normal((scale, 7))), "n": torch.tensor(5)},
+                "b": {"y": torch.arange(scale * 1000, dtype=torch.int16), "none": torch.empty(0, 3)},
+                "c": {"z": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)},
+            }
+            layout = region.write(groups)
+            for group, tensors in peer.read(layout).items():
+                for name, tensor in tensors.items():
+                    assert torch.equal(tensor, groups[group][name])
+                    assert tensor.dtype == groups[group][name].dtype
+        peer.write({"a": {"x": torch.ones(200_000)}})
+        assert region.read([("a", "x", "float32", [200_000], 0)])["a"]["x"].sum() == 200_000
+        peer.close()
+    finally:
+        region.close()
