@@ -249,7 +249,7 @@ def demo(
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.signal import savgol_filter
 
 WINDOW, ORDER = 39, 3
 
@@ -24,6 +23,8 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     window = min(WINDOW, len(curve) - (len(curve) + 1) % 2)
     if window <= ORDER:
         return curve
+    from scipy.signal import savgol_filter  # takes a second to import, and is wanted at the end only
+
     smoothed: np.ndarray = savgol_filter(curve, window, ORDER)
     return smoothed
 
