@@ -220,19 +220,23 @@ def data_list(as_json: Json = False) -> None:
     from dataclasses import asdict
 
     from feddumap import terminal
-    from feddumap.data import sources
+    from feddumap.data import dataset, sources
 
-    rows = [asdict(row) for row in sources.available()]
+    rows = sources.available()
     if as_json:
-        _print_json(rows)
-    else:
-        terminal.table("", list(rows[0]), [list(row.values()) for row in rows])
+        _print_json([asdict(row) for row in rows])
+        return
+    shown = [
+        (row.name, row.cached, row.train, row.test, f"{row.bytes / 1e6:.1f} MB", row.source) for row in rows
+    ]
+    terminal.table("", ("name", "cached", "training", "test", "on disk", "source"), shown)
+    terminal.out.print(f"The cache is {dataset.home() / 'data'}.", markup=False)
 
 
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Keep the run here.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 30,
 ) -> None:
     """Train FedAvg on the embedded handwritten digits, in less than a minute."""
     import tempfile

@@ -6,6 +6,6 @@ CONFIG = Config.parse(
     {
         "data": {"name": "digits", "devices": 20, "augment": False},
         "model": {"name": "lenet"},
-        "train": {"rounds": 20, "cohort": 10, "epochs": 5, "batch": 10, "lr": 0.05},
+        "train": {"rounds": 30, "lr": 0.05},
     }
 )

@@ -28,7 +28,7 @@ def say(message: str) -> None:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table with numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    shown = Table(title=title or None, title_justify="left", header_style="bold")
+    shown = Table(title=title or None, title_justify="left", header_style="bold", show_header=any(columns))
     for index, column in enumerate(columns):
         numeric = bool(cells) and all(_is_number(row[index]) for row in cells)
         shown.add_column(column, justify="right" if numeric else "left", overflow="fold")

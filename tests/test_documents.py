@@ -1,0 +1,48 @@
+"""What the documents show is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from feddumap.cli import app, data_app, inspect_app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readmes_python_runs(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code.replace('"rounds": 10', '"rounds": 3'), "README.md", "exec"), names)
+    assert (tmp_path / "runs" / "second" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist(path: Path) -> None:
+    groups = {"data": data_app, "inspect": inspect_app}
+    for words in re.findall(
+        r"feddumap ((?:[a-z]+ ?)+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", path.read_text(), re.DOTALL))
+    ):
+        first, *rest = words.split()
+        names = {command.name or command.callback.__name__ for command in app.registered_commands}
+        assert first in names | set(groups), words
+        if first in groups and rest:
+            known = {command.name for command in groups[first].registered_commands}
+            assert rest[0] in known, words
+
+
+def test_configurations_in_documents_exist() -> None:
+    for path in DOCUMENTS:
+        for name in re.findall(r"configs/[\w-]+\.toml", path.read_text()):
+            assert (ROOT / name).exists(), name
