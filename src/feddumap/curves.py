@@ -11,8 +11,10 @@ WINDOW, ORDER = 39, 3
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
-    """Savitzky-Golay, window 39, order 3. A shorter curve takes the largest odd window that fits; fewer than
-    five points stay as they are.
+    """Savitzky-Golay, window 39, order 3.
+
+    A cubic through a whole short curve would overshoot at its ends, so a curve of fewer than 39 points takes a
+    window of a third of its length, and one of fewer than 15 stays as it is.
 
     >>> smooth([0.1, 0.5]).tolist()
     [0.1, 0.5]
@@ -20,7 +22,8 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     True
     """
     curve = np.asarray(values, dtype=np.float64)
-    window = min(WINDOW, len(curve) - (len(curve) + 1) % 2)
+    third = len(curve) // 3
+    window = WINDOW if len(curve) >= WINDOW else third - (third + 1) % 2
     if window <= ORDER:
         return curve
     from scipy.signal import savgol_filter  # takes a second to import, and is wanted at the end only
