@@ -13,8 +13,8 @@ WINDOW, ORDER = 39, 3
 def smooth(values: Sequence[float]) -> np.ndarray:
     """Savitzky-Golay, window 39, order 3.
 
-    A cubic through a whole short curve would overshoot at its ends, so a curve of fewer than 39 points takes a
-    window of a third of its length, and one of fewer than 15 stays as it is.
+    A cubic through a whole short curve would overshoot at its ends, so a curve of fewer than 39 points takes
+    a window of a third of its length, and one of fewer than 15 stays as it is.
 
     >>> smooth([0.1, 0.5]).tolist()
     [0.1, 0.5]
