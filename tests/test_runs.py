@@ -232,7 +232,13 @@ def test_killed_in_the_middle_of_a_round(
     home: Path, reference: Path, tmp_path: Path, how: signal.Signals, workers: int, delay: float, code: int
 ) -> None:
     directory = tmp_path / "killed"
-    process = subprocess.Popen(train_command(directory, workers), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        train_command(directory, workers),
+        stderr=subprocess.PIPE,
+        text=True,
+        # a test run in the background of a shell inherits an ignored Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     records = directory / "records.jsonl"
     until = time.monotonic() + 60
     while time.monotonic() < until and not (records.exists() and records.read_bytes().count(b"\n") >= 2):

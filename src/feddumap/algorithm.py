@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from feddumap.device.task import Task
     from feddumap.device.training import Samples
 
+Labels = Literal["none", "counts", "gradient"]
 Metrics = dict[str, Any]
 """What a step reports of itself for the round's record; JSON."""
 
@@ -43,6 +44,10 @@ class Census:
     labels: np.ndarray | None = None
 
 
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and the whole."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What stays the same over a run and every server-side step may see. Test data is not in it."""
@@ -50,6 +55,7 @@ class Context:
     config: Config
     server: Samples
     census: Census
+    progress: Progress = lambda *_: None
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,37 @@ IDENTITY = ServerStep(init=lambda _: {}, apply=lambda weights, steps, _: (weight
 """Take the aggregated weights as they are."""
 
 
+def chain(*links: ServerStep) -> ServerStep:
+    """One step after another. The tensors of the i-th are kept under `i/`."""
+
+    def init(state: ServerState) -> Tensors:
+        return {
+            f"{i}/{name}": value for i, link in enumerate(links) for name, value in link.init(state).items()
+        }
+
+    def apply(weights: Tensors, steps: Tensors, view: RoundView) -> tuple[Tensors, Tensors, Metrics]:
+        kept: Tensors = {}
+        metrics: Metrics = {}
+        for i, link in enumerate(links):
+            prefix = f"{i}/"
+            own = {name.removeprefix(prefix): t for name, t in steps.items() if name.startswith(prefix)}
+            weights, own, said = link.apply(weights, own, view)
+            kept |= {f"{prefix}{name}": value for name, value in own.items()}
+            metrics |= said
+        return weights, kept, metrics
+
+    return ServerStep(init, apply)
+
+
+def at_round(number: int, change: Reshape) -> Reshape:
+    """Change the shape once, when `number` rounds have finished."""
+
+    def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
+        return change(state, context, cohort) if state.round == number else (state, {})
+
+    return reshape
+
+
 def own_data(task: Task) -> Samples:
     """A device trains on what it holds."""
     return task.holdings.samples(task.device)
@@ -124,11 +161,16 @@ def never(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerS
 @dataclass(frozen=True)
 class Algorithm:
     """The five slots: what a device trains on, how it trains, how uploads become one model, what the server
-    does to it, and whether the model changes shape. `needs_labels`: devices tell their label counts first."""
+    does to it, and whether the model changes shape.
+
+    `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
+    `gradient` of an output bias. `server_data` says whether the method needs images on the server.
+    """
 
     local: Local
     device_data: DeviceData = own_data
     aggregate: Aggregate = mean_of_uploads
     server: ServerStep = IDENTITY
     reshape: Reshape = never
-    needs_labels: bool = False
+    labels: Labels = "none"
+    server_data: bool = False

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from feddumap import config as configuration
-from feddumap import fleet, recipes
-from feddumap.algorithm import Cohort, Context
+from feddumap import fleet, menu, recipes
+from feddumap.algorithm import Cohort, Context, Progress
 from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
 from feddumap.cohort.pool import Pool
 from feddumap.config import Config
@@ -26,7 +26,7 @@ from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, network
 from feddumap.models.cost import macs, parameters
-from feddumap.rounds import Observe, RoundRecord, first_state, rounds, take_census
+from feddumap.rounds import RoundRecord, first_state, rounds, take_census
 from feddumap.runs import RunDirectory
 from feddumap.runtime import cores, exact_math
 from feddumap.types import ServerState
@@ -74,11 +74,19 @@ class Run:
             return True
         return target is not None and reached(self.records, target) is not None
 
+    def check(self) -> None:
+        """Refuse what could only fail later."""
+        if self._algorithm.server_data and not len(self.split.server):
+            raise FeddumapError(
+                f"method.name = {self.config.method.name!r} needs images on the server, but "
+                f"data.server_fraction = {self.config.data.server_fraction:g} gives none: raise it"
+            )
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self.iterate()
 
-    def iterate(self, observe: Observe = lambda *_: None) -> Iterator[dict[str, Any]]:
-        """Train round after round. `observe(round, done, expected)` is called for each upload."""
+    def iterate(self, progress: Progress = lambda *_: None) -> Iterator[dict[str, Any]]:
+        """Train round after round. `progress(what, done, whole)` is called for each device and survey."""
         if self._done():
             self._finish()
             return
@@ -86,10 +94,8 @@ class Run:
         with exact_math():
             engine = self._engine()
             try:
-                context = self._context(engine)
-                steps = rounds(
-                    self.state, self._algorithm, context, engine, self._clock, engine.evaluate, observe
-                )
+                context = self._context(engine, progress)
+                steps = rounds(self.state, self._algorithm, context, engine, self._clock, engine.evaluate)
                 for state, record in steps:
                     self._wall = time.perf_counter() - started
                     self._keep(state, record)
@@ -140,11 +146,11 @@ class Run:
         desk = Desk(config, SplitHoldings(self.dataset, self.split), self._algorithm)
         return LocalCohort(desk, Examiner(self.dataset, config.run.device))
 
-    def _context(self, engine: Engine) -> Context:
+    def _context(self, engine: Engine, progress: Progress = lambda *_: None) -> Context:
         data = self.dataset
         server = Samples.take(data.train_images, data.train_labels, self.split.server)
-        labels = self._algorithm.needs_labels
-        return Context(self.config, server, take_census(engine, self.state, self.config, labels=labels))
+        census = take_census(engine, self.state, self.config, self._algorithm.labels)
+        return Context(self.config, server, census, progress)
 
     def _keep(self, state: ServerState, record: RoundRecord) -> None:
         self.state = state
@@ -189,6 +195,7 @@ def start(
     """Prepare a run without training yet. Everything that can be wrong is found before `out` is made."""
     resolved, dataset = _resolve(_config(config), say)
     run = Run(resolved, dataset, _split(resolved, dataset, say))
+    run.check()
     if out is not None:
         run.directory = RunDirectory.create(Path(out), resolved, run.split)
     return run
@@ -250,7 +257,7 @@ def _config(given: Config | Mapping[str, Any] | str | Path | None) -> Config:
 
 def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     """Fill in what depends on the method and the data, and check what can be checked before any work."""
-    method = recipes.resolve(config.method)
+    method = menu.resolve(config.method)
     if config.train.cohort > config.data.devices:
         raise FeddumapError(
             f"train.cohort = {config.train.cohort} is larger than data.devices = {config.data.devices}: "

@@ -43,7 +43,8 @@ class TrainCommand(TyperCommand):
     """`train --help` goes on to explain every key of the configuration."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from feddumap.recipes import RECIPES, keys
+        from feddumap import recipes  # noqa: F401 (fills the menu)
+        from feddumap.menu import RECIPES, keys
 
         with formatter.section("Keys of CONFIG.toml and of --set, with their defaults"):
             formatter.write_dl(
@@ -125,8 +126,11 @@ def _carry_out(run: Run) -> None:
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods and their keys."""
-    from feddumap import terminal
-    from feddumap.recipes import RECIPES, keys
+    from feddumap import (
+        recipes,  # noqa: F401 (fills the menu)
+        terminal,
+    )
+    from feddumap.menu import RECIPES, keys
 
     if as_json:
         value = {

@@ -11,7 +11,7 @@ from feddumap import terminal
 from feddumap.config import Config
 from feddumap.data import partition, sources
 from feddumap.data.divergence import divergence
-from feddumap.rounds import select
+from feddumap.selection import select
 
 
 def overview(config: Config, say: Callable[[str], None]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every named method, as a composition of slots. A recipe's parameters are the keys of `[method]`.
+"""Every named method, as a composition of slots. A recipe's parameters are groups of keys of `[method]`.
 
 To add a method: write the function it needs in its slot, add a recipe here, and every invariant test runs
 over it.
@@ -6,41 +6,77 @@ over it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, get_type_hints
+from dataclasses import replace
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from pydantic.fields import FieldInfo
+from pydantic import Field, model_validator
 
-from feddumap.algorithm import Algorithm
-from feddumap.config import Config, MethodConfig, explain, type_name
-from feddumap.device.local import local_sgd
-from feddumap.errors import FeddumapError, unknown
+from feddumap.algorithm import Algorithm, Labels, at_round, chain
+from feddumap.config import Config
+from feddumap.device.local import local_sgd, restarted_momentum
+from feddumap.menu import RECIPES, Group, recipe, resolve, settings_of
+from feddumap.pruning.adaptive import layer_adaptive
+from feddumap.server.dynamic_update import dynamic, server_update, static
+from feddumap.server.momentum import server_momentum
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """A method's name, its one-line description and the function that composes it."""
-
-    name: str
-    summary: str
-    build: Callable[..., Algorithm]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
-RECIPES: dict[str, Recipe] = {}
+class DynamicUpdate(Group):
+    c: Annotated[float, Field(ge=0, description="C, the scale of the server's part")] = 1.0
+    decay: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
+        Field(description="factor on the server's part, each round; or chosen on held-out server images"),
+    ] = 0.999
+    accuracy_weight: Annotated[
+        Literal["one_minus", "inverse"], Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")
+    ] = "one_minus"
+    label_mix: Annotated[
+        Literal["counts", "gradient"],
+        Field(description="what a device tells of its labels: counts, or one gradient they follow from"),
+    ] = "counts"
 
 
-def recipe(name: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
-    """Enter a function under a method's name; its docstring's first line is the summary."""
+class StaticUpdate(Group):
+    effective_steps: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["full"], Field(description="τ_eff: 5, 10, 20 …, or full")
+    ] = 10
 
-    def enter(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-        RECIPES[name] = Recipe(name, (build.__doc__ or "").strip().splitlines()[0], build)
-        return build
 
-    return enter
+class Momentum(Group):
+    server_momentum: Annotated[Beta, Field(description="β, on the server's pseudo-gradient")] = 0.5
+    device_momentum: Annotated[Beta, Field(description="β', on devices, restarted in each round")] = 0.9
+    momentum_start: Annotated[
+        Literal["first", "zero"], Field(description="the server's momentum begins as the first g, or as 0")
+    ] = "first"
+
+
+class Pruning(Group):
+    prune_round: Annotated[int, Field(ge=0, description="rounds that have finished when it prunes")] = 30
+    rate: Annotated[
+        Literal["density", "gap", "fixed"], Field(description="how a node finds its pruning rate")
+    ] = "density"
+    fixed_rate: Annotated[Rate | None, Field(description="p* where rate is fixed")] = None
+    rate_nodes: Annotated[
+        Literal["all", "selected", "server"], Field(description="nodes that find a rate")
+    ] = "all"
+    max_rate: Annotated[
+        Rate | None, Field(description="largest rate of a node; default 0.6 with gap, none otherwise")
+    ] = None
+    coupled: Annotated[
+        bool, Field(description="also prune convolutions that share channels through residual sums")
+    ] = False
+
+    @model_validator(mode="after")
+    def _complete(self) -> Pruning:
+        if self.rate == "fixed" and self.fixed_rate is None:
+            raise ValueError("method.rate = 'fixed' needs method.fixed_rate, a number from 0 to 1")
+        return self
+
+
+class Mix(Group):
+    label_mix: Annotated[Labels, Field(description="as for feddu")] = "counts"
 
 
 @recipe("fedavg")
@@ -49,52 +85,58 @@ def fedavg() -> Algorithm:
     return Algorithm(local=local_sgd())
 
 
-@cache
-def settings_model(name: str) -> type[BaseModel]:
-    """The keys of a method as a model, from the recipe's parameters."""
-    if name not in RECIPES:
-        raise unknown("method", name, RECIPES)
-    build = RECIPES[name].build
-    hints = get_type_hints(build, include_extras=True)
-    fields: dict[str, Any] = {
-        key: (hints[key], parameter.default) for key, parameter in inspect.signature(build).parameters.items()
-    }
-    strict = ConfigDict(extra="forbid", strict=True, frozen=True)
-    return create_model(f"{name}-settings", __config__=strict, **fields)
+@recipe("feddu")
+def feddu(update: DynamicUpdate) -> Algorithm:
+    """Dynamic update: the server also trains on its data and goes part of the way, adaptively."""
+    rule = dynamic(update.c, update.decay, update.accuracy_weight)
+    server = server_update(rule, hold_out=update.decay == "held-out")
+    return replace(fedavg(), server=server, labels=update.label_mix, server_data=True)
 
 
-def resolve(config: MethodConfig) -> MethodConfig:
-    """Check the method's keys and fill in its defaults."""
-    model = settings_model(config.name)
-    try:
-        settings = model.model_validate(config.settings)
-    except ValidationError as error:
-        keys = list(model.model_fields)
-        raise FeddumapError(
-            "; ".join(_explain(detail, config.name, keys) for detail in error.errors())
-        ) from None
-    return MethodConfig.model_validate({"name": config.name, **settings.model_dump(exclude_none=True)})
+@recipe("feddu-s")
+def feddu_s(update: StaticUpdate) -> Algorithm:
+    """FedDU with a fixed number of effective server steps."""
+    return replace(fedavg(), server=server_update(static(update.effective_steps)), server_data=True)
 
 
-def _explain(detail: Any, method: str, keys: list[str]) -> str:
-    if detail["type"] != "extra_forbidden":
-        return explain(detail, "method.")
-    key = str(detail["loc"][-1])
-    if not keys:
-        return f"unknown key method.{key}: {method} has no keys but name"
-    return str(unknown("key", f"method.{key}", [f"method.{name}" for name in keys]))
+@recipe("feddum")
+def feddum(update: DynamicUpdate, momentum: Momentum) -> Algorithm:
+    """FedDU with momentum on devices and server, none of which is sent."""
+    base = feddu(update)
+    smoothed = server_momentum(momentum.server_momentum, momentum.momentum_start)
+    return replace(
+        base, local=restarted_momentum(momentum.device_momentum), server=chain(base.server, smoothed)
+    )
+
+
+def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
+    """Any method, pruned once by FedAP. Rates are weighted by label mixes, so devices tell them."""
+    cut = layer_adaptive(
+        pruning.rate, pruning.fixed_rate, pruning.rate_nodes, pruning.max_rate, pruning.coupled
+    )
+    labels: Labels = "counts" if base.labels == "none" else base.labels
+    return replace(base, reshape=at_round(pruning.prune_round, cut), labels=labels)
+
+
+@recipe("fedap")
+def fedap(pruning: Pruning) -> Algorithm:
+    """FedAvg with adaptive pruning: once, filters are removed at rates found from the loss curvature."""
+    return pruned(fedavg(), pruning)
+
+
+@recipe("fedduap")
+def fedduap(update: DynamicUpdate, pruning: Pruning) -> Algorithm:
+    """Dynamic update and adaptive pruning."""
+    return pruned(feddu(update), pruning)
+
+
+@recipe("feddumap")
+def feddumap(update: DynamicUpdate, momentum: Momentum, pruning: Pruning) -> Algorithm:
+    """Dynamic update, momentum and adaptive pruning: the whole of the paper."""
+    return pruned(feddum(update, momentum), pruning)
 
 
 def compose(config: Config) -> Algorithm:
     """The algorithm a configuration names."""
     method = resolve(config.method)
-    return RECIPES[method.name].build(**method.settings)
-
-
-def keys(name: str) -> list[tuple[str, str, Any, str]]:
-    """A method's keys as (key, type, default, description)."""
-
-    def row(key: str, info: FieldInfo) -> tuple[str, str, Any, str]:
-        return key, type_name(info.annotation), info.default, info.description or ""
-
-    return [row(key, info) for key, info in settings_model(name).model_fields.items()]
+    return RECIPES[method.name].build(*settings_of(method))

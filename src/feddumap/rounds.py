@@ -9,20 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from feddumap.algorithm import Algorithm, Census, Cohort, Context, Metrics, Receipt, RoundView
+from feddumap.algorithm import (
+    Algorithm,
+    Census,
+    Cohort,
+    Context,
+    Labels,
+    Metrics,
+    Progress,
+    Receipt,
+    RoundView,
+)
 from feddumap.config import Config
 from feddumap.device.evaluation import Score
+from feddumap.device.reports import label_counts
 from feddumap.errors import FeddumapError
 from feddumap.fleet import Clock, Timing, Work
 from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
-from feddumap.seeds import stream
+from feddumap.selection import select
 from feddumap.tensors import all_finite, same_form
-from feddumap.types import Architecture, Broadcast, Question, ServerState, Upload
+from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Upload
 
 Evaluate = Callable[[ServerState], Score]
-Observe = Callable[[int, int, int], None]
-"""Called with (round, uploads so far, uploads expected)."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +64,24 @@ def first_state(architecture: Architecture, algorithm: Algorithm, seed: int) -> 
     return replace(state, steps=algorithm.server.init(state))
 
 
-def select(config: Config, number: int) -> list[int]:
-    """The devices of a round: uniformly without replacement, in ascending order."""
-    rng = stream(config.run.seed, "select", number)
-    chosen = rng.choice(config.data.devices, size=config.train.cohort, replace=False)
-    return sorted(int(device) for device in chosen)
-
-
 def broadcast_of(state: ServerState, config: Config) -> Broadcast:
     """What devices receive in the coming round; lr_t = lr · decay^t, t from 0."""
     lr = config.train.lr * config.train.lr_decay**state.round
     return Broadcast(state.round, state.architecture, state.weights, lr, mask=state.mask)
 
 
-def take_census(cohort: Cohort, state: ServerState, config: Config, *, labels: bool) -> Census:
-    """Ask every device for its number of samples and, where the method needs it, its label counts."""
+def take_census(cohort: Cohort, state: ServerState, config: Config, labels: Labels) -> Census:
+    """Ask every device for its number of samples and, where the method needs it, its label mix."""
     question = Question("census", {"labels": labels})
     answers = list(cohort.survey(question, broadcast_of(state, config), range(config.data.devices)))
     samples = np.array([int(answer.values["samples"]) for answer in answers], dtype=np.int64)
-    counts = np.array([answer.values["labels"] for answer in answers], dtype=np.int64) if labels else None
+    if labels == "none":
+        return Census(samples)
+    counts = np.array([label_counts(answer.values) for answer in answers], dtype=np.float64)
+    if counts.shape[1] != state.architecture.classes or not np.isfinite(counts).all() or (counts < 0).any():
+        raise FeddumapError(
+            f"a device sent label counts that are none: expected {state.architecture.classes}"
+        )
     return Census(samples, counts)
 
 
@@ -84,13 +92,13 @@ def rounds(
     cohort: Cohort,
     clock: Clock,
     evaluate: Evaluate,
-    observe: Observe = lambda *_: None,
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Train from `state` to the configured number of rounds, yielding after each."""
     config = context.config
     while state.round < config.train.rounds:
         # 1. the model changes shape, if it is time
-        state, shape_metrics = algorithm.reshape(state, context, cohort)
+        metered = Metered(cohort)
+        state, shape_metrics = algorithm.reshape(state, context, metered)
 
         # 2. devices are chosen; those that would miss the deadline are not waited for
         message = broadcast_of(state, config)
@@ -98,7 +106,7 @@ def rounds(
         timing = clock.round(chosen, _work(message, context, chosen))
 
         # 3. they train, and what they send is checked
-        gate = Gate(message, timing, observe)
+        gate = Gate(message, timing, context.progress)
         view = RoundView(context, state, message.lr, gate.receipts)
         uploads = gate.admit(cohort.train(message, timing.finished))
 
@@ -127,12 +135,29 @@ def rounds(
                 samples=sum(receipt.samples for receipt in gate.receipts),
                 parameters=parameters(state.architecture),
                 macs=macs(state.architecture),
-                bytes_down=message.nbytes * len(chosen),
-                bytes_up=sum(receipt.nbytes for receipt in gate.receipts),
+                bytes_down=message.nbytes * len(chosen) + metered.down,
+                bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
                 clock=state.clock,
                 metrics={**shape_metrics, **metrics, **gate.metrics()},
             ),
         )
+
+
+class Metered:
+    """A cohort whose surveys are charged: the broadcast to each device asked, and each answer."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+        self.down = self.up = 0
+
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
+        return self._cohort.train(broadcast, devices)
+
+    def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
+        for answer in self._cohort.survey(question, broadcast, devices):
+            self.down += broadcast.nbytes
+            self.up += answer.nbytes
+            yield answer
 
 
 class Gate:
@@ -142,15 +167,15 @@ class Gate:
     error, since this process and its devices run the same code.
     """
 
-    def __init__(self, message: Broadcast, timing: Timing, observe: Observe) -> None:
-        self._message, self._timing, self._observe = message, timing, observe
+    def __init__(self, message: Broadcast, timing: Timing, progress: Progress) -> None:
+        self._message, self._timing, self._progress = message, timing, progress
         self._rejected: list[int] = []
         self.receipts: list[Receipt] = []
 
     def admit(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         expected = len(self._timing.finished)
         for count, upload in enumerate(uploads, start=1):
-            self._observe(self._message.round, count, expected)
+            self._progress("devices", count, expected)
             if upload.round != self._message.round or not same_form(upload.weights, self._message.weights):
                 raise FeddumapError(
                     f"device {upload.device} answered round {self._message.round} with a model of round "

@@ -101,10 +101,13 @@ def _follow_live(run: Run, name: str) -> None:
             f"{name} round {start}/{total}".strip(), total=total, completed=start, status="starting"
         )
 
-        def observe(number: int, done: int, expected: int) -> None:
-            progress.update(bar, completed=number + done / (expected + 1))
+        def show(what: str, done: int, whole: int) -> None:
+            if what == "devices":
+                progress.update(bar, completed=run.state.round + done / (whole + 1))
+            else:
+                progress.update(bar, status=f"{what} {done}/{whole}")
 
-        for record in run.iterate(observe):
+        for record in run.iterate(show):
             number = record["round"] + 1
             label = f"{name} round {number}/{total}".strip()
             progress.update(bar, completed=number, description=label, status=_status(run))
@@ -113,7 +116,14 @@ def _follow_live(run: Run, name: str) -> None:
 def _follow_log(run: Run, name: str) -> None:
     total, began, first = run.config.train.rounds, time.monotonic(), run.state.round
     printed = 0.0
-    for record in run:
+
+    def show(what: str, done: int, whole: int) -> None:
+        nonlocal printed
+        if what != "devices" and time.monotonic() - printed >= LOG_EVERY:
+            printed = time.monotonic()
+            out.print(f"{name} {what} {done}/{whole}".strip())
+
+    for record in run.iterate(show):
         number, now = record["round"] + 1, time.monotonic()
         if number == first + 1 or number == total or now - printed >= LOG_EVERY:
             left = (now - began) / (number - first) * (total - number)

@@ -85,6 +85,12 @@ class Answer:
     values: Mapping[str, Any] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Eight bytes a number, and the tensors."""
+        numbers = sum(len(value) if isinstance(value, list) else 1 for value in self.values.values())
+        return 8 * numbers + sum(tensor.nbytes for tensor in self.tensors.values())
+
 
 @dataclass(frozen=True)
 class ServerState:

@@ -2,7 +2,7 @@
 
 from feddumap.algorithm import Local
 from feddumap.device.task import Task
-from feddumap.device.training import Rule, Samples, fit, sgd
+from feddumap.device.training import Rule, Samples, fit, momentum, sgd
 from feddumap.types import Upload
 
 
@@ -20,3 +20,8 @@ def train_with(rule: Rule) -> Local:
 def local_sgd() -> Local:
     """w_k ← w_k − η ∇ℓ(w_k), E·⌈n_k/B⌉ times."""
     return train_with(sgd())
+
+
+def restarted_momentum(beta: float) -> Local:
+    """FedDUM's device side: momentum that begins at zero in each round, so that none is ever sent."""
+    return train_with(momentum(beta))

@@ -53,6 +53,20 @@ def sgd() -> Rule:
     return Rule(init=lambda _: [], step=step)
 
 
+def momentum(beta: float) -> Rule:
+    """m ← β m + (1 − β) g, w ← w − η m, from m = 0. (torch.optim.SGD's dampening skips its first step.)"""
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        return [torch.zeros_like(parameter) for parameter in named.values()]
+
+    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+        torch._foreach_mul_(state, beta)
+        torch._foreach_add_(state, grads, alpha=1 - beta)
+        torch._foreach_add_(parameters, state, alpha=-lr)
+
+    return Rule(init, step)
+
+
 def to_input(images: torch.Tensor) -> torch.Tensor:
     """Bytes [n, h, w, c] as floats in [0, 1], seen as [n, c, h, w]: channels-last in memory, no copy more."""
     return images.permute(0, 3, 1, 2) / 255

@@ -83,3 +83,9 @@ def _count(architecture: Architecture) -> tuple[int, Mapping[str, int]]:
         if isinstance(layer, nn.Conv2d | nn.Linear)
     }
     return counter.get_total_flops() // 2, MappingProxyType(layers)
+
+
+@lru_cache
+def parameter_names(architecture: Architecture) -> tuple[str, ...]:
+    """The names of the trainable tensors; what else a state dict holds are buffers."""
+    return tuple(name for name, _ in build(architecture).named_parameters())

@@ -1,0 +1,1 @@
+"""The `server` slot: what the server does to the aggregated model."""

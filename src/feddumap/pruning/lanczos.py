@@ -1,0 +1,83 @@
+"""The spectrum of a network's Hessian from a few Hessian-vector products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from feddumap.device.training import Samples, to_input
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Spectrum(NamedTuple):
+    """Ritz values, ascending, and the weight of each: the probe's squared component along its vector."""
+
+    values: np.ndarray
+    weights: np.ndarray
+
+
+def loss_of(network: nn.Module, samples: Samples) -> torch.Tensor:
+    """Mean cross-entropy in eval mode: batch norm's statistics stay as they are."""
+    return F.cross_entropy(network.eval()(to_input(samples.images)), samples.labels)
+
+
+def flat(tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor:
+    """One vector from tensors, in their logical order whatever their layout."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def hessian(network: nn.Module, samples: Samples) -> Product:
+    """v ↦ H v, where H is the Hessian of the mean loss over all parameters. The graph of the gradient is
+    built once and differentiated again for each product."""
+    parameters = list(network.parameters())
+    grads = torch.autograd.grad(loss_of(network, samples), parameters, create_graph=True)
+    sizes = [parameter.numel() for parameter in parameters]
+
+    def product(vector: torch.Tensor) -> torch.Tensor:
+        parts = [
+            part.view_as(parameter)
+            for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)
+        ]
+        return flat(torch.autograd.grad(grads, parameters, parts, retain_graph=True, materialize_grads=True))
+
+    return product
+
+
+def lanczos(product: Product, probe: torch.Tensor, steps: int) -> Spectrum:
+    """`steps` Lanczos steps of a symmetric operator from `probe`, re-orthogonalised twice.
+
+    T = Qᵀ H Q is tridiagonal; its eigenvalues are the Ritz values and the squared first components of its
+    eigenvectors their weights. Stops early when the Krylov space is exhausted.
+
+    >>> spectrum = lanczos(lambda v: torch.tensor([1.0, 2.0, 4.0]) * v, torch.ones(3), steps=9)
+    >>> spectrum.values.round(5).tolist(), spectrum.weights.round(5).tolist()
+    ([1.0, 2.0, 4.0], [0.33333, 0.33333, 0.33333])
+    """
+    steps = min(steps, len(probe))
+    basis = torch.empty(steps, len(probe), dtype=probe.dtype)
+    diagonal: list[float] = []
+    beside: list[float] = []
+    vector = probe / probe.norm()
+    for step in range(steps):
+        basis[step] = vector
+        image = product(vector)
+        diagonal.append(float(torch.dot(image, vector)))
+        known = basis[: step + 1]
+        for _ in range(2):
+            image = image - known.T @ (known @ image)
+        length = float(image.norm())
+        scale = max(map(abs, (*diagonal, *beside)))
+        if step + 1 == steps or length <= 1e-6 * scale or length == 0:
+            break
+        beside.append(length)
+        vector = image / length
+    size = len(diagonal)
+    matrix = np.diag(diagonal) + np.diag(beside[: size - 1], 1) + np.diag(beside[: size - 1], -1)
+    values, vectors = np.linalg.eigh(matrix)
+    return Spectrum(values, vectors[0] ** 2)
