@@ -14,14 +14,15 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     ["errors", "seeds", "types", "files", "runtime"],
     ["tensors", "config", "curves"],
-    ["data", "models", "fleet"],
-    ["algorithm", "device"],
-    ["server", "recipes"],
+    ["data", "models", "fleet", "selection"],
+    ["algorithm", "device", "pruning"],
+    ["server", "menu"],
+    ["recipes"],
     ["cohort", "rounds"],
     ["runs"],
     ["api", "demo"],
     ["terminal"],
-    ["overview"],
+    ["overview", "story"],
     ["cli"],
     ["__main__"],
 ]
@@ -79,7 +80,10 @@ def users_of(*names: str) -> set[str]:
 
 
 def test_there_is_one_training_loop() -> None:
-    assert users_of("autograd.grad", "backward") == {"device/training.py"}
+    """Whoever else differentiates looks at curvature or answers a question, and moves no parameter."""
+    others = {"pruning/lanczos.py", "pruning/gap.py", "device/reports.py"}
+    assert users_of("autograd.grad", "backward") - others == {"device/training.py"}
+    assert users_of("_foreach_add_", "optim.SGD", "optim.Adam") == {"device/training.py"}
 
 
 def test_runs_are_written_in_one_place() -> None:

@@ -202,6 +202,8 @@ def test_demo(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     code, printed, _ = run("demo", "--rounds", "1", "--out", str(tmp_path / "demo"))
     assert code == 0
     assert "final accuracy" in printed
+    assert "multiply-adds" in printed
+    assert (tmp_path / "demo" / "feddumap" / "summary.json").exists()
 
 
 def test_version_and_module(home: Path) -> None:

@@ -48,7 +48,7 @@ def test_pool_and_process_agree_bit_for_bit(run: api.Run, pool: Pool) -> None:
     """Train, survey and evaluate: one expected result for both kinds of cohort."""
     message = broadcast_of(run.state, run.config)
     devices = [7, 3, 11, 0, 19]
-    question = Question("census", {"labels": True})
+    question = Question("census", {"labels": "counts"})
     with exact_math():
         ours = local(run)
         expected = list(ours.train(message, devices))

@@ -19,9 +19,10 @@ from feddumap.device.training import Samples, batches
 from feddumap.errors import FeddumapError
 from feddumap.fleet import Timing
 from feddumap.models import network
-from feddumap.rounds import Gate, broadcast_of, select, take_census
+from feddumap.rounds import Gate, broadcast_of, take_census
 from feddumap.runtime import exact_math
 from feddumap.seeds import stream
+from feddumap.selection import select
 from feddumap.tensors import all_finite, digest, same_form, weighted_mean
 from feddumap.types import Question, Tensors, Upload
 from tests.conftest import small
@@ -207,7 +208,7 @@ def test_census_tells_labels_only_when_asked(digits: Dataset) -> None:
     assert desk.answer(Question("census"), message, 2).values == {"samples": len(run.split.device(2))}
     with exact_math():
         engine = run._engine()
-        census = take_census(engine, run.state, run.config, labels=True)
+        census = take_census(engine, run.state, run.config, "counts")
     np.testing.assert_array_equal(census.samples, run.split.sizes)
     np.testing.assert_array_equal(census.labels, run.split.counts(digits.train_labels, 10))
     with pytest.raises(FeddumapError, match="unknown question 'secrets'"):
@@ -222,7 +223,7 @@ def test_test_images_never_reach_the_server(home: object) -> None:
     held = {int(index) for device in range(6) for index in run.split.device(device)}
     assert not held & set(run.split.server.tolist())
     fields = set(context.__dataclass_fields__)
-    assert fields == {"config", "server", "census"}
+    assert fields == {"config", "server", "census", "progress"}
 
 
 def test_target_stops_the_run(home: object) -> None:
@@ -242,12 +243,12 @@ def test_target_stops_the_run(home: object) -> None:
 
 def test_iterating_and_callbacks(home: object) -> None:
     seen: list[int] = []
-    ticks: list[tuple[int, int, int]] = []
+    ticks: list[tuple[str, int, int]] = []
     run = api.start(small())
     for record in run.iterate(lambda *tick: ticks.append(tick)):
         seen.append(record["round"])
     assert seen == [0, 1, 2]
-    assert ticks == [(number, done, 3) for number in range(3) for done in (1, 2, 3)]
+    assert ticks == [("devices", done, 3) for done in (1, 2, 3)] * 3
     called = api.train(small(), on_round=lambda record: seen.append(record["round"]))
     assert seen == [0, 1, 2, 0, 1, 2]
     assert digest(called.state.weights) == digest(run.state.weights)

@@ -132,6 +132,8 @@ class Run:
             "targets": {str(target): reached(self.records, target) for target in wanted},
             "parameters": parameters(self.state.architecture),
             "macs": macs(self.state.architecture),
+            "bytes_down": sum(record["bytes_down"] for record in self.records),
+            "bytes_up": sum(record["bytes_up"] for record in self.records),
             "clock": self.state.clock,
             "wall": self._wall,
         }

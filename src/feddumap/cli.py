@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True)
-inspect_app = typer.Typer(help="Look at a model or a data set.", no_args_is_help=True)
+inspect_app = typer.Typer(help="Look at a model, a data set or a run.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(inspect_app, name="inspect")
 
@@ -53,14 +53,13 @@ class TrainCommand(TyperCommand):
                     for key, kind, default, text in describe()
                 ]
             )
-        rows = [
-            (f"method.{key} = {default}", f"{name}: {text} ({kind})")
-            for name in RECIPES
-            for key, kind, default, text in keys(name)
-        ]
-        if rows:
-            with formatter.section("Keys of each method"):
-                formatter.write_dl(rows)
+        used: dict[tuple[str, str], list[str]] = {}
+        for name in RECIPES:
+            for key, kind, default, text in keys(name):
+                shown = f"method.{key}" if default is None else f"method.{key} = {_toml(default)}"
+                used.setdefault((shown, f"{text} ({kind})"), []).append(name)
+        with formatter.section("Keys of the methods"):
+            formatter.write_dl([(key, f"{text}: {', '.join(names)}") for (key, text), names in used.items()])
 
 
 @app.callback(invoke_without_command=True)
@@ -110,17 +109,26 @@ def _carry_out(run: Run) -> None:
 
     assert run.directory is not None
     path = run.directory.path
+    _follow(run)
+    terminal.print_summary(run.summary)
+    terminal.out.print(f"run directory: {path}", markup=False)
+
+
+def _follow(run: Run, name: str = "") -> None:
+    """Train with progress; Ctrl-C and SIGTERM leave a run that resumes, and say how."""
+    from feddumap import terminal
+
+    assert run.directory is not None
+    path = run.directory.path
     try:
         with _terminated_like_interrupted():
-            terminal.follow(run)
+            terminal.follow(run, name)
     except KeyboardInterrupt as stop:
         terminal.say(f"stopped after {run.state.round} rounds; go on with: feddumap resume {path}")
         number = stop.args[0] if stop.args else signal.SIGINT
         raise typer.Exit(128 + int(number)) from None
     finally:
         run.close()
-    terminal.print_summary(run.summary)
-    terminal.out.print(f"run directory: {path}", markup=False)
 
 
 @app.command()
@@ -146,10 +154,10 @@ def methods(as_json: Json = False) -> None:
         _print_json(value)
         return
     rows = [
-        (name, recipe.summary, ", ".join(f"{key}={default}" for key, _, default, _ in keys(name)))
-        for name, recipe in RECIPES.items()
+        (name, recipe.summary, ", ".join(key for key, *_ in keys(name))) for name, recipe in RECIPES.items()
     ]
     terminal.table("", ("method", "what it does", "keys"), rows)
+    terminal.out.print("`feddumap train --help` explains the keys.", markup=False)
 
 
 @inspect_app.command("model")
@@ -191,6 +199,21 @@ def inspect_data(
 
     config = load(None, [*(sets or ()), f"data.name={json.dumps(name)}"])
     value = overview(config, terminal.say)
+    if as_json:
+        _print_json(value)
+    else:
+        show(value)
+
+
+@inspect_app.command("run")
+def inspect_run(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
+    as_json: Json = False,
+) -> None:
+    """Tell the story of a run: how it learned, where it pruned, what was removed, how the cost fell."""
+    from feddumap.story import show, story
+
+    value = story(directory)
     if as_json:
         _print_json(value)
     else:
@@ -239,21 +262,31 @@ def data_list(as_json: Json = False) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="Keep the run here.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 30,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the runs in this folder.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 25,
 ) -> None:
-    """Train FedAvg on the embedded handwritten digits, in less than a minute."""
+    """Compare FedAvg with FedDUMAP on the embedded handwritten digits, in about a minute."""
     import tempfile
 
     from feddumap import api, terminal
-    from feddumap.demo import CONFIG
+    from feddumap.demo import FEDAVG, FEDDUMAP, INTRODUCTION
 
-    folder = out or Path(tempfile.mkdtemp(prefix="feddumap-demo-")) / "fedavg"
-    terminal.out.print(
-        "Twenty devices learn to read handwritten digits. Each holds only a few of the ten digits;\n"
-        "in every round ten of them train, and the server averages what they learned.\n"
-    )
-    _carry_out(api.start(CONFIG.replace(train={"rounds": rounds}), folder, terminal.say))
+    folder = out or Path(tempfile.mkdtemp(prefix="feddumap-demo-"))
+    summaries: list[dict[str, Any]] = []
+    for config in (FEDAVG, FEDDUMAP):
+        name = config.method.name
+        run = api.start(config.replace(train={"rounds": rounds}), folder / name)
+        if not summaries:
+            terminal.out.print(INTRODUCTION.format(images=len(run.split.server)))
+        _follow(run, f"{name:8}")
+        summaries.append(run.summary)
+    terminal.out.print()
+    terminal.side_by_side(summaries)
+    terminal.out.print(f"More about it: feddumap inspect run {folder / 'feddumap'}", markup=False)
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _print_json(value: Any) -> None:

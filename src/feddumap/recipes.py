@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from feddumap.algorithm import Algorithm, Labels, at_round, chain
+from feddumap.algorithm import Algorithm, at_round, chain
 from feddumap.config import Config
 from feddumap.device.local import local_sgd, restarted_momentum
 from feddumap.menu import RECIPES, Group, recipe, resolve, settings_of
@@ -23,7 +23,14 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
-class DynamicUpdate(Group):
+class LabelMix(Group):
+    label_mix: Annotated[
+        Literal["counts", "gradient"],
+        Field(description="what a device tells of its labels: counts, or one gradient they follow from"),
+    ] = "counts"
+
+
+class DynamicUpdate(LabelMix):
     c: Annotated[float, Field(ge=0, description="C, the scale of the server's part")] = 1.0
     decay: Annotated[
         Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
@@ -32,10 +39,6 @@ class DynamicUpdate(Group):
     accuracy_weight: Annotated[
         Literal["one_minus", "inverse"], Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")
     ] = "one_minus"
-    label_mix: Annotated[
-        Literal["counts", "gradient"],
-        Field(description="what a device tells of its labels: counts, or one gradient they follow from"),
-    ] = "counts"
 
 
 class StaticUpdate(Group):
@@ -52,7 +55,7 @@ class Momentum(Group):
     ] = "first"
 
 
-class Pruning(Group):
+class Pruning(LabelMix):
     prune_round: Annotated[int, Field(ge=0, description="rounds that have finished when it prunes")] = 30
     rate: Annotated[
         Literal["density", "gap", "fixed"], Field(description="how a node finds its pruning rate")
@@ -73,10 +76,6 @@ class Pruning(Group):
         if self.rate == "fixed" and self.fixed_rate is None:
             raise ValueError("method.rate = 'fixed' needs method.fixed_rate, a number from 0 to 1")
         return self
-
-
-class Mix(Group):
-    label_mix: Annotated[Labels, Field(description="as for feddu")] = "counts"
 
 
 @recipe("fedavg")
@@ -114,8 +113,7 @@ def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
     cut = layer_adaptive(
         pruning.rate, pruning.fixed_rate, pruning.rate_nodes, pruning.max_rate, pruning.coupled
     )
-    labels: Labels = "counts" if base.labels == "none" else base.labels
-    return replace(base, reshape=at_round(pruning.prune_round, cut), labels=labels)
+    return replace(base, reshape=at_round(pruning.prune_round, cut), labels=pruning.label_mix)
 
 
 @recipe("fedap")

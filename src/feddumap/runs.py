@@ -81,14 +81,11 @@ class RunDirectory:
     @staticmethod
     def open(path: Path) -> RunDirectory:
         """An existing run directory, to go on with."""
-        if not (path / "config.toml").is_file():
-            raise FeddumapError(
-                f"{path} is not a run directory (it has no config.toml): nothing to resume there"
-            )
+        read_config(path)
         return RunDirectory(path)
 
     def config(self) -> Config:
-        return load(self.path / "config.toml")
+        return read_config(self.path)
 
     def set_config(self, config: Config) -> None:
         write_text(self.path / "config.toml", tomli_w.dumps(config.to_toml()))
@@ -189,6 +186,15 @@ def read_checkpoint(path: Path) -> Saved:
         return Saved(state, value["wall"])
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
+
+
+def read_config(path: Path) -> Config:
+    """A run's configuration; a folder without one is no run."""
+    if not (path / "config.toml").is_file():
+        raise FeddumapError(
+            f"{path} is not a run directory (it has no config.toml): give the folder of a run"
+        )
+    return load(path / "config.toml")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -168,3 +168,40 @@ def print_summary(summary: dict[str, Any]) -> None:
         rows.append((f"reached {target}", when))
     title = f"{summary['method']} · {summary['model']} · {summary['dataset']}"
     table(title, ("", ""), rows)
+
+
+def side_by_side(summaries: Sequence[dict[str, Any]]) -> None:
+    """Runs beside each other, with the change of the last against the first."""
+
+    def row(name: str, show: Callable[[Any], str], values: list[Any], change: bool = True) -> list[str]:
+        known = change and None not in values
+        shown = ["-" if value is None else show(value) for value in values]
+        return [name, *shown, f"{values[-1] / values[0] - 1:+.0%}" if known else ""]
+
+    def of(key: str) -> list[Any]:
+        return [summary[key] for summary in summaries]
+
+    rows = [
+        row("final accuracy", percent, [each["final"] for each in of("accuracy")], change=False),
+        row(
+            "mean accuracy, last 10 rounds",
+            percent,
+            [each["mean10"] for each in of("accuracy")],
+            change=False,
+        ),
+    ]
+    for target in summaries[0]["targets"]:
+        clocks = [(each[target] or {}).get("clock") for each in of("targets")]
+        rows.append(row(f"virtual time to {percent(float(target))}", duration, clocks))
+    rows += [
+        row("virtual time in all", duration, of("clock")),
+        row("parameters", "{:,}".format, of("parameters")),
+        row("multiply-adds an image", "{:,}".format, of("macs")),
+        row("sent to devices", megabytes, of("bytes_down")),
+        row("sent by devices", megabytes, of("bytes_up")),
+    ]
+    table("", ["", *of("method"), "change"], rows)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -14,6 +14,7 @@ from feddumap.data.divergence import divergence
 from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.task import weights_of
 from feddumap.device.training import Samples, batches, fit, sgd
+from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.seeds import stream
 from feddumap.types import Tensors
@@ -130,7 +131,8 @@ def server_update(rule: Rule, *, hold_out: bool = False) -> ServerStep:
             losses = [
                 evaluate(interpolate(weights, trained, alpha), held, view).mean_loss for alpha in alphas
             ]
-            steps = {"losses": steps["losses"] + torch.tensor(losses, dtype=torch.float64)}
+            if all(map(math.isfinite, losses)):  # else no later sum could be compared
+                steps = {"losses": steps["losses"] + torch.tensor(losses, dtype=torch.float64)}
             choice = int(steps["losses"].argmin())
             metrics["decay"] = reach.decays[choice]
         alpha = alphas[choice]
@@ -149,6 +151,10 @@ def divide(server: Samples, seed: int, hold_out: bool) -> tuple[Samples, Samples
     order = torch.from_numpy(stream(seed, "held-out").permutation(len(server))) if hold_out else None
     if order is None:
         return server, server
+    if len(server) < 2:
+        raise FeddumapError(
+            "method.decay = 'held-out' needs at least 2 images on the server: raise data.server_fraction"
+        )
     cut = max(1, round(HELD_OUT * len(server)))
     held, kept = order[:cut].sort().values, order[cut:].sort().values
     return (

@@ -1,0 +1,299 @@
+"""FedDUM: momentum on devices and server against the paper's formulas in double precision.
+
+The oracles at the top also serve FedDU, which is FedDUM without momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from feddumap import api
+from feddumap.algorithm import Census, Context, Receipt, RoundView, chain
+from feddumap.config import Config
+from feddumap.device.training import Samples, batches, fit, momentum, sgd, to_input
+from feddumap.models import architecture, initialise, network
+from feddumap.models.cost import parameter_names
+from feddumap.rounds import select
+from feddumap.runtime import exact_math
+from feddumap.seeds import stream
+from feddumap.server.dynamic_update import dynamic, server_update
+from feddumap.server.momentum import server_momentum
+from feddumap.tensors import digest
+from feddumap.types import ServerState, Tensors
+from tests.conftest import small
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a run, also for the oracles."""
+    with exact_math():
+        yield
+
+
+@dataclass(frozen=True)
+class Path64:
+    """Where a training in double precision ended, the mean of the gradients it met, and its steps."""
+
+    weights: Tensors
+    mean_gradient: Tensors
+    steps: int
+
+
+def descend(
+    run: api.Run, start: Tensors, data: Samples, rng: np.random.Generator, lr: float, beta: float = 0.0
+) -> Path64:
+    """m ← β m + (1 − β) g and w ← w − η m from m = 0, written for one parameter after the other."""
+    train = run.config.train
+    model = network(run.state.architecture, start).double()
+    named = dict(model.named_parameters())
+    total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
+    moving = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
+    steps = 0
+    for inputs, labels in batches(data, train.epochs, train.batch, rng, augment=run.config.data.augment):
+        loss = F.cross_entropy(model(inputs.double()), labels)
+        grads = torch.autograd.grad(loss, list(named.values()))
+        for (name, parameter), grad in zip(named.items(), grads, strict=True):
+            total[name] += grad
+            moving[name] = beta * moving[name] + (1 - beta) * grad
+            parameter.data -= lr * moving[name]
+        steps += 1
+    weights = {name: parameter.detach() for name, parameter in named.items()}
+    return Path64(weights, {name: value / steps for name, value in total.items()}, steps)
+
+
+def taken(run: api.Run, indices: np.ndarray) -> Samples:
+    return Samples.take(run.dataset.train_images, run.dataset.train_labels, indices)
+
+
+def measure(run: api.Run, weights: Tensors, data: Samples) -> tuple[float, float]:
+    """Accuracy and mean loss in double precision, eval mode, images as they are."""
+    model = network(run.state.architecture, weights).double().eval()
+    with torch.no_grad():
+        outputs = model(to_input(data.images).double())
+    accuracy = (outputs.argmax(1) == data.labels).double().mean().item()
+    return accuracy, F.cross_entropy(outputs, data.labels).item()
+
+
+def js(p: Sequence[float], q: Sequence[float]) -> float:
+    """Jensen-Shannon divergence in bits, from its definition."""
+    p, q = [x / sum(p) for x in p], [x / sum(q) for x in q]
+    middle = [(x + y) / 2 for x, y in zip(p, q, strict=True)]
+    kl = [sum(x * math.log2(x / m) for x, m in zip(r, middle, strict=True) if x) for r in (p, q)]
+    return sum(kl) / 2
+
+
+def feddu_round(
+    run: api.Run, weights: Tensors, number: int, decay: float, beta: float = 0.0
+) -> tuple[Tensors, dict[str, float]]:
+    """A round in double precision that builds ḡ0: w = w½ − τ_eff η ḡ0, with τ_eff = α τ."""
+    config = run.config
+    lr = config.train.lr * config.train.lr_decay**number
+    chosen = select(config, number)
+    trained = [
+        descend(
+            run, weights, taken(run, run.split.device(k)), stream(config.run.seed, "batches", number, k), lr,
+            beta,
+        )
+        for k in chosen
+    ]  # fmt: skip
+    sizes = [len(run.split.device(k)) for k in chosen]
+    half = {
+        name: sum(n * path.weights[name] for n, path in zip(sizes, trained, strict=True)) / sum(sizes)
+        for name in weights
+    }
+    server = taken(run, run.split.server)
+    counts = run.split.counts(run.dataset.train_labels, 10)
+    own = [int((server.labels == y).sum()) for y in range(10)]
+    accuracy, _ = measure(run, half, server)
+    devices = js(counts[chosen].sum(axis=0).tolist(), counts.sum(axis=0).tolist())
+    degree = js(own, counts.sum(axis=0).tolist())
+    n0, n = len(server), sum(sizes)
+    alpha = (1 - accuracy) * n0 * devices / (n0 * devices + n * degree) * decay**number
+    path = descend(run, half, server, stream(config.run.seed, "server-batches", number), lr)
+    tau = config.train.epochs * math.ceil(n0 / config.train.batch)
+    assert path.steps == tau
+    facts = {"alpha": alpha, "tau_eff": alpha * tau, "server_accuracy": accuracy, "degree_devices": devices}
+    moved = {name: half[name] - alpha * tau * lr * path.mean_gradient[name] for name in weights}
+    return moved, {**facts, "degree_server": degree}
+
+
+def assert_near(got: Tensors, expected: Tensors, rtol: float = 1e-4, atol: float = 2e-6) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        torch.testing.assert_close(tensor.double(), expected[name].double(), rtol=rtol, atol=atol, msg=name)
+
+
+def view_of(run: api.Run, number: int = 0, lr: float = 0.05, server: Samples | None = None) -> RoundView:
+    """What the server would see of round `number` if devices 0, 1 and 2 had trained."""
+    counts = run.split.counts(run.dataset.train_labels, 10)
+    server = taken(run, run.split.server) if server is None else server
+    context = Context(run.config, server, Census(run.split.sizes, counts))
+    receipts = [Receipt(k, int(run.split.sizes[k]), 7, 1) for k in range(3)]
+    return RoundView(context, replace(run.state, round=number), lr, receipts)
+
+
+def feddum(beta: float = 0.5, device: float = 0.9, **keys: Any) -> Config:
+    return small(method={"name": "feddum", "server_momentum": beta, "device_momentum": device, **keys})
+
+
+def test_feddum_equals_the_oracle(home: object) -> None:
+    """g = w^(t−1) − FedDU's result, m ← β m + (1 − β) g, w^t = w^(t−1) − m; m begins as the first g."""
+    beta, device, decay = 0.6, 0.8, 0.9
+    run = api.start(feddum(beta, device, decay=decay))
+    weights: Tensors = {name: tensor.double() for name, tensor in run.state.weights.items()}
+    moving: Tensors = {}
+    alphas = []
+    for number in range(3):
+        result, facts = feddu_round(run, weights, number, decay, device)
+        alphas.append(facts["alpha"])
+        for name, before in weights.items():
+            g = before - result[name]
+            moving[name] = beta * moving[name] + (1 - beta) * g if number else g
+        weights = {name: before - moving[name] for name, before in weights.items()}
+    run.run()
+    assert min(alphas) > 0.001
+    assert [record["alpha"] for record in run.records] == pytest.approx(alphas, rel=1e-9)
+    assert_near(run.state.weights, weights)
+    kept = {name.rpartition("/")[2]: tensor for name, tensor in run.state.steps.items()}
+    assert_near(kept, moving)
+
+
+def device_case() -> tuple[api.Run, Samples, float]:
+    run = api.start(small(train={"epochs": 2}))
+    return run, taken(run, run.split.device(0)[:50]), 0.05
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9])
+def test_a_device_averages_its_gradients_from_zero(home: object, beta: float) -> None:
+    run, data, lr = device_case()
+    model = network(run.state.architecture, run.state.weights)
+    assert fit(model, batches(data, 2, 32, stream(1, "b"), augment=True), momentum(beta), lr) == 4
+    assert_near(
+        dict(model.state_dict()), descend(run, run.state.weights, data, stream(1, "b"), lr, beta).weights
+    )
+
+
+def test_the_first_step_is_not_that_of_torch(home: object) -> None:
+    """(1 − β') η g here; torch.optim.SGD with the same dampening takes η g."""
+    run, data, lr = device_case()
+    (first,) = list(batches(data, 1, 50, stream(1, "b"), augment=False))
+    ours, theirs, plain = (network(run.state.architecture, run.state.weights) for _ in range(3))
+    fit(ours, [first], momentum(0.9), lr)
+    fit(plain, [first], sgd(), lr)
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=lr, momentum=0.9, dampening=0.9)
+    F.cross_entropy(theirs(first[0]), first[1]).backward()
+    optimiser.step()
+    start = {name: tensor.double() for name, tensor in run.state.weights.items()}
+    whole = {name: tensor.double() - start[name] for name, tensor in plain.state_dict().items()}
+    assert_near({n: t.double() - start[n] for n, t in theirs.state_dict().items()}, whole, 1e-3, 1e-7)
+    tenth = {name: 0.1 * step for name, step in whole.items()}
+    assert_near({n: t.double() - start[n] for n, t in ours.state_dict().items()}, tenth, 1e-3, 1e-7)
+    assert max(step.abs().max() for step in whole.values()) > 1e-4
+
+
+def test_without_momentum_a_device_does_plain_sgd_bit_for_bit(home: object) -> None:
+    run, data, lr = device_case()
+    models = [network(run.state.architecture, run.state.weights) for _ in range(2)]
+    for model, rule in zip(models, (momentum(0.0), sgd()), strict=True):
+        fit(model, batches(data, 2, 8, stream(1, "b"), augment=True), rule, lr)
+    assert digest(dict(models[0].state_dict())) == digest(dict(models[1].state_dict()))
+
+
+def test_without_momentum_feddum_is_feddu(home: object) -> None:
+    plain = api.train(small(method={"name": "feddu"}))
+    for start in ("first", "zero"):
+        run = api.train(feddum(0.0, 0.0, momentum_start=start))
+        assert_near(run.state.weights, plain.state.weights, rtol=0, atol=1e-6)
+        assert run.records[2]["alpha"] == pytest.approx(plain.records[2]["alpha"], rel=1e-6)
+    assert digest(api.train(feddum()).state.weights) != digest(run.state.weights)
+
+
+def test_how_the_momentum_begins(home: object) -> None:
+    """Round 1 of `first` is FedDU's; of `zero`, it goes the share 1 − β of the way."""
+    one = {"rounds": 1}
+    begin = api.start(small()).state.weights
+    plain = api.train(small(method={"name": "feddu"}, train=one)).state.weights
+    first = api.train(feddum(0.75, 0.0).replace(train=one)).state.weights
+    assert_near(first, plain, rtol=0, atol=1e-7)
+    zero = api.train(feddum(0.75, 0.0, momentum_start="zero").replace(train=one)).state.weights
+    quarter = {name: tensor + (plain[name] - tensor) / 4 for name, tensor in begin.items()}
+    assert_near(zero, quarter, rtol=0, atol=1e-6)
+    assert (plain["conv1.weight"] - begin["conv1.weight"]).abs().max() > 1e-4
+
+
+def normed(seed: int = 1) -> ServerState:
+    """A state with batch norm."""
+    shape = architecture("tests.own_model:make", 10)
+    return ServerState(0, shape, initialise(shape, seed))
+
+
+def test_a_constant_gradient_becomes_the_step() -> None:
+    """From m = 0 the k-th step is (1 − β^k) g; from the first g it is g at once."""
+    state, beta = normed(), 0.8
+    g = {name: torch.full_like(state.weights[name], 0.25) for name in parameter_names(state.architecture)}
+    for start, missing in (("zero", 1.0), ("first", 0.0)):
+        step = server_momentum(beta, start)  # type: ignore[arg-type]
+        steps = step.init(state)
+        now = state
+        for k in range(1, 31):
+            aimed = {name: w - g[name] if name in g else w for name, w in now.weights.items()}
+            view = RoundView(None, now, 0.1, [])  # type: ignore[arg-type]
+            moved, steps, said = step.apply(aimed, steps, view)
+            expected = {name: (1 - missing * beta**k) * value for name, value in g.items()}
+            assert_near({name: now.weights[name] - moved[name] for name in g}, expected, 1e-4, 1e-6)
+            now = replace(now, weights=moved)
+            assert said == {}
+
+
+def test_batch_norm_statistics_take_no_momentum() -> None:
+    state = normed()
+    changed = {
+        name: tensor + 1 if tensor.is_floating_point() else torch.tensor(7)
+        for name, tensor in state.weights.items()
+    }
+    kept = {
+        f"momentum/{name}": torch.ones_like(state.weights[name])
+        for name in parameter_names(state.architecture)
+    }
+    view = RoundView(None, state, 0.1, [])  # type: ignore[arg-type]
+    moved, steps, _ = server_momentum(0.5, "zero").apply(changed, kept, view)
+    buffers = state.weights.keys() - set(parameter_names(state.architecture))
+    assert buffers == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    for name in buffers:
+        assert torch.equal(moved[name], changed[name]), name
+    assert moved["1.num_batches_tracked"].dtype == torch.int64
+    assert steps.keys() == kept.keys()  # and none for a buffer
+    for name in parameter_names(state.architecture):
+        expected = state.weights[name]  # m = ½·1 + ½·(−1) = 0
+        torch.testing.assert_close(moved[name], expected, rtol=0, atol=1e-6)
+
+
+def test_counters_count_the_devices_steps_only(home: object) -> None:
+    model = {"model": {"name": "tests.own_model:make"}, "clock": {"train_seconds": 1.0}}
+    run = api.train(feddum().replace(**model, train={"rounds": 2}))
+    assert all(record["tau_eff"] > 0 for record in run.records)
+    counter = run.state.weights["1.num_batches_tracked"]
+    per_round = [math.ceil(run.split.sizes[record["devices"][0]] / 32) for record in run.records]
+    assert (counter.item(), counter.dtype) == (sum(per_round), torch.int64)
+    assert not any("running" in name or "num_batches" in name for name in run.state.steps)
+
+
+def test_momentum_goes_on_where_the_server_update_is_skipped(home: object) -> None:
+    run = api.start(feddum())
+    both = chain(server_update(dynamic(0.0, 1.0, "one_minus")), server_momentum(0.5, "first"))
+    half = {name: tensor - 0.5 for name, tensor in run.state.weights.items()}
+    known = {f"1/momentum/{name}": torch.full_like(w, 0.25) for name, w in half.items()}
+    moved, steps, metrics = both.apply(half, known, view_of(run))
+    assert metrics["skipped"] == "negligible"
+    for name, before in run.state.weights.items():
+        m = torch.full_like(before, 0.5 * 0.25 + 0.5 * 0.5)
+        torch.testing.assert_close(steps[f"1/momentum/{name}"], m, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(moved[name], before - m, rtol=1e-5, atol=1e-6)

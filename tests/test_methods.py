@@ -1,0 +1,266 @@
+"""One table of all methods, and what must hold for each: a new recipe is tested by being entered."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddumap import api, menu, recipes
+from feddumap.cohort.desk import Desk, LocalCohort, SplitHoldings
+from feddumap.config import Config
+from feddumap.device.reports import label_counts, output_bias_gradient
+from feddumap.device.training import Samples, to_input
+from feddumap.errors import FeddumapError
+from feddumap.models import network
+from feddumap.rounds import take_census
+from feddumap.tensors import all_finite, digest
+from feddumap.types import Answer, Broadcast, Question, Upload
+from tests.conftest import small
+
+QUICK: dict[str, Any] = {"prune_round": 1, "rate": "fixed", "fixed_rate": 0.5}
+"""Set where a method has the key, so that what it does once is done early and costs little."""
+
+NAMES = sorted(menu.RECIPES)
+KEYS = [(name, key) for name in NAMES for key, *_ in menu.keys(name)]
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def config_of(name: str, **sections: dict[str, Any]) -> Config:
+    known = {key for key, *_ in menu.keys(name)}
+    quick = {key: value for key, value in QUICK.items() if key in known}
+    return small(method={"name": name, **quick}, **sections)
+
+
+def bits(run: api.Run) -> str:
+    return digest({**run.state.weights, **run.state.steps, **run.state.mask})
+
+
+def outcome(run: api.Run) -> tuple[str, list[dict[str, Any]]]:
+    """Everything about a run but how long it took."""
+    return bits(run), [{**record, "wall": 0} for record in run.records]
+
+
+@cache
+def whole(name: str) -> tuple[api.Run, list[str]]:
+    """A method's small run on one worker, and its bits after each round."""
+    run = api.start(config_of(name))
+    return run, [bits(run) for _ in run]
+
+
+def resumed(config: Config, directory: Path, rounds: int) -> tuple[str, api.Run]:
+    """A run left after some rounds, and opened again on one worker: its bits then, and the run at its end."""
+    run = api.start(config, directory)
+    iterator = run.iterate()
+    for _ in range(rounds):
+        next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    run.close()
+    again = api.resume(directory, workers=1)
+    assert (again.state.round, bits(again)) == (rounds, bits(run))
+    again.run().close()
+    return bits(run), again
+
+
+@every
+def test_two_workers_and_a_resume_change_no_bit(home: object, name: str, tmp_path: Path) -> None:
+    expected, after = whole(name)
+    left, again = resumed(config_of(name, run={"workers": 2}), tmp_path / "run", 2)
+    assert left == after[1]  # two workers
+    assert outcome(again) == outcome(expected)  # and the rest from the checkpoint
+
+
+@every
+def test_rounds_and_seeds_matter(home: object, name: str) -> None:
+    run, after = whole(name)
+    assert len({digest(api.start(run.config).state.weights), *after}) == 4
+    other = api.train(config_of(name, run={"seed": 778}, train={"rounds": 1}))
+    assert bits(other) != after[0]
+
+
+@every
+def test_test_images_train_nothing(home: object, name: str) -> None:
+    run = api.start(config_of(name))
+    labels = (run.dataset.test_labels + 1) % 10
+    run.dataset = replace(run.dataset, test_labels=labels, test_images=255 - run.dataset.test_images)
+    run.run()
+    expected, after = whole(name)
+    assert bits(run) == after[-1]
+    assert [r["loss"] for r in run.records] != [r["loss"] for r in expected.records]
+
+
+@every
+def test_iid_data_gives_finite_models_and_records(home: object, name: str) -> None:
+    data = {"partition": "iid", "server_classes": 10}
+    run = api.train(config_of(name, data=data, train={"rounds": 2}))
+    assert all_finite({**run.state.weights, **run.state.steps})
+    for record in [*run.records, *whole(name)[0].records]:
+        assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+@every
+def test_what_is_sent_is_counted(home: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Message bytes for each device, both ways, and what surveys between rounds cost."""
+    down: Counter[int] = Counter()
+    up: Counter[int] = Counter()
+
+    class Meter(LocalCohort):
+        def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
+            down[broadcast.round] += broadcast.nbytes * len(devices)
+            for upload in super().train(broadcast, devices):
+                up[broadcast.round] += upload.nbytes
+                yield upload
+
+        def survey(
+            self, question: Question, broadcast: Broadcast, devices: Sequence[int]
+        ) -> Iterator[Answer]:
+            for answer in super().survey(question, broadcast, devices):
+                if question.name != "census":  # before the first round, and in no record
+                    down[broadcast.round] += broadcast.nbytes
+                    up[broadcast.round] += answer.nbytes
+                yield answer
+
+    monkeypatch.setattr(api, "LocalCohort", Meter)
+    run = api.train(config_of(name))
+    assert outcome(run) == outcome(whole(name)[0])
+    assert [record["bytes_down"] for record in run.records] == [down[t] for t in range(3)]
+    assert [record["bytes_up"] for record in run.records] == [up[t] for t in range(3)]
+    assert min(*down.values(), *up.values()) > 0
+
+
+@pytest.mark.parametrize("name", ["feddu", "feddu-s", "feddum"])
+def test_no_more_is_sent_than_with_fedavg(home: object, name: str) -> None:
+    wire = ("bytes_down", "bytes_up", "clock")
+    sent, plain = ([[r[key] for key in wire] for r in whole(n)[0].records] for n in (name, "fedavg"))
+    assert sent == plain
+    assert sent[0][:2] == [4 * 62_006 * 3] * 2  # LeNet to and from three devices
+
+
+@every
+def test_unknown_keys_are_refused_by_name(home: object, name: str) -> None:
+    with pytest.raises(FeddumapError, match=r"unknown key method\.wrong_key"):
+        api.start(small(method={"name": name, "wrong_key": 1}))
+    for key, *_ in menu.keys(name):
+        with pytest.raises(FeddumapError, match=rf"method\.{key}x'?: did you mean '?method\.{key}"):
+            menu.resolve(small(method={"name": name, f"{key}x": 1}).method)
+
+
+@pytest.mark.parametrize(("name", "key"), KEYS)
+def test_ill_typed_keys_are_refused_by_name(name: str, key: str) -> None:
+    with pytest.raises(FeddumapError, match=rf"method\.{key} = \{{'no': 1\}}: \w+"):
+        menu.resolve(small(method={"name": name, key: {"no": 1}}).method)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("feddu", "c", -1.0),
+        ("feddu", "decay", 0.0),
+        ("feddu", "decay", 1.1),
+        ("feddu", "decay", "held_out"),
+        ("feddu", "accuracy_weight", "one minus"),
+        ("feddu", "label_mix", "none"),
+        ("feddu-s", "effective_steps", 0),
+        ("feddu-s", "effective_steps", "half"),
+        ("feddum", "server_momentum", 1.0),
+        ("feddum", "device_momentum", -0.1),
+        ("feddum", "momentum_start", "last"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, key: str, value: Any) -> None:
+    with pytest.raises(FeddumapError, match=rf"method\.{key} = {value!r}: "):
+        menu.resolve(small(method={"name": name, key: value}).method)
+
+
+@every
+def test_every_method_and_key_is_described(name: str) -> None:
+    assert menu.RECIPES[name].summary.endswith((".", ")."))
+    defaults = menu.resolve(small(method={"name": name}).method).settings
+    for key, kind, default, description in menu.keys(name):
+        assert kind, key
+        assert description, key
+        assert defaults.get(key) == default
+
+
+@every
+def test_a_server_without_data(home: object, name: str, tmp_path: Path) -> None:
+    """A method that needs images on the server says so at once; the others do without."""
+    config = config_of(name, data={"server_fraction": 0.0}, train={"rounds": 2})
+    if not recipes.compose(config).server_data:
+        assert all_finite(api.train(config).state.weights)
+        return
+    with pytest.raises(FeddumapError, match=f"'{name}' needs images on the server.*server_fraction = 0"):
+        api.start(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_which_methods_need_server_data() -> None:
+    without = {name for name in NAMES if not recipes.compose(config_of(name)).server_data}
+    assert without & {"fedavg", "fedap", "feddu", "feddu-s", "feddum", "fedduap", "feddumap"} == {
+        "fedavg", "fedap",
+    }  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 100), st.lists(st.integers(0, 10**6), min_size=1, max_size=500))
+def test_the_gradient_tells_the_counts(classes: int, numbers: list[int]) -> None:
+    labels = np.array(numbers) % classes
+    gradient = output_bias_gradient(labels, classes).tolist()
+    counts = label_counts({"samples": len(labels), "gradient": gradient})
+    assert counts.tolist() == np.bincount(labels, minlength=classes).tolist()
+
+
+def test_the_gradient_is_that_of_a_network_with_a_zero_output_layer(home: object) -> None:
+    run = api.start(small())
+    data = Samples.take(run.dataset.train_images, run.dataset.train_labels, run.split.device(0))
+    model = network(run.state.architecture, run.state.weights).double()
+    torch.nn.init.zeros_(model.fc3.weight)
+    torch.nn.init.zeros_(model.fc3.bias)
+    F.cross_entropy(model(to_input(data.images).double()), data.labels).backward()
+    told = output_bias_gradient(data.labels.numpy(), 10)
+    torch.testing.assert_close(told, model.fc3.bias.grad, rtol=0, atol=1e-12)
+
+
+def test_counts_and_gradient_are_the_same_run(home: object) -> None:
+    run = api.train(small(method={"name": "feddu", "label_mix": "gradient"}))
+    assert outcome(run) == outcome(whole("feddu")[0])
+
+
+class Ear:
+    """A cohort at one desk that remembers what it was asked and answered."""
+
+    def __init__(self, run: api.Run) -> None:
+        self.desk = Desk(run.config, SplitHoldings(run.dataset, run.split))
+        self.answers: list[Answer] = []
+
+    def survey(self, question: Question, message: Broadcast, devices: Sequence[int]) -> list[Answer]:
+        self.answers += [self.desk.answer(question, message, device) for device in devices]
+        return self.answers
+
+
+@pytest.mark.parametrize("labels", ["none", "counts", "gradient"])
+def test_devices_tell_of_their_labels_only_what_is_asked(home: object, labels: Any) -> None:
+    run = api.start(small())
+    ear = Ear(run)
+    census = take_census(ear, run.state, run.config, labels)  # type: ignore[arg-type]
+    assert {key for answer in ear.answers for key in answer.values} == {"samples", labels} - {"none"}
+    if labels == "none":
+        assert census.labels is None
+    else:
+        np.testing.assert_array_equal(census.labels, run.split.counts(run.dataset.train_labels, 10))
+
+
+def test_fedavg_asks_for_no_labels(home: object) -> None:
+    run = api.start(small())
+    assert run._context(run._engine()).census.labels is None
