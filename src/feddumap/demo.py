@@ -5,9 +5,9 @@ from feddumap.config import Config
 TARGET = 0.8
 INTRODUCTION = """\
 Twenty devices learn to read handwritten digits. Each holds only a few of the ten digits, and in each round
-five of them train. FedAvg averages what they learned. FedDUMAP also trains on the server's {images} images (of
-eight digits), smooths the updates with momentum, and after eight rounds removes filters nobody needs, so
-that devices download and compute less.
+five of them train. FedAvg averages what they learned. FedDUMAP also trains on the server's {images} images
+(of eight digits), smooths the updates with momentum, and after eight rounds removes filters nobody needs,
+so that devices download and compute less.
 """
 
 FEDAVG = Config.parse(

@@ -72,7 +72,7 @@ def broadcast_of(state: ServerState, config: Config) -> Broadcast:
 
 def take_census(cohort: Cohort, state: ServerState, config: Config, labels: Labels) -> Census:
     """Ask every device for its number of samples and, where the method needs it, its label mix."""
-    question = Question("census", {"labels": labels})
+    question = Question("census", {"labels": labels}, light=True)
     answers = list(cohort.survey(question, broadcast_of(state, config), range(config.data.devices)))
     samples = np.array([int(answer.values["samples"]) for answer in answers], dtype=np.int64)
     if labels == "none":

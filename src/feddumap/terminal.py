@@ -79,6 +79,25 @@ def follow(run: Run, name: str = "") -> None:
         _follow_log(run, name)
 
 
+class Pace:
+    """Tells how far a piece of work is and, from its pace so far, how long it will take."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._began = 0.0
+        self._first = self._last = 0
+
+    def __call__(self, what: str, done: int, whole: int) -> str:
+        now = time.monotonic()
+        if what != self._what or done < self._last:
+            self._what, self._began, self._first = what, now, done
+        self._last = done
+        if done == self._first:
+            return f"{what} {done}/{whole}"
+        left = (now - self._began) / (done - self._first) * (whole - done)
+        return f"{what} {done}/{whole} · left {duration(left)}"
+
+
 def _status(run: Run) -> str:
     last = next((record for record in reversed(run.records) if record["accuracy"] is not None), None)
     accuracy = f"accuracy {100 * last['accuracy']:5.1f} %" if last else "accuracy   -    "
@@ -96,7 +115,7 @@ def _follow_live(run: Run, name: str) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=out, speed_estimate_period=600) as progress:
-        start = run.state.round
+        start, pace = run.state.round, Pace()
         bar = progress.add_task(
             f"{name} round {start}/{total}".strip(), total=total, completed=start, status="starting"
         )
@@ -105,7 +124,7 @@ def _follow_live(run: Run, name: str) -> None:
             if what == "devices":
                 progress.update(bar, completed=run.state.round + done / (whole + 1))
             else:
-                progress.update(bar, status=f"{what} {done}/{whole}")
+                progress.update(bar, status=pace(what, done, whole))
 
         for record in run.iterate(show):
             number = record["round"] + 1
@@ -115,13 +134,14 @@ def _follow_live(run: Run, name: str) -> None:
 
 def _follow_log(run: Run, name: str) -> None:
     total, began, first = run.config.train.rounds, time.monotonic(), run.state.round
-    printed = 0.0
+    printed, pace = 0.0, Pace()
 
     def show(what: str, done: int, whole: int) -> None:
         nonlocal printed
+        said = pace(what, done, whole)
         if what != "devices" and time.monotonic() - printed >= LOG_EVERY:
             printed = time.monotonic()
-            out.print(f"{name} {what} {done}/{whole}".strip())
+            out.print(f"{name} {said}".strip())
 
     for record in run.iterate(show):
         number, now = record["round"] + 1, time.monotonic()

@@ -71,10 +71,14 @@ class Upload:
 
 @dataclass(frozen=True)
 class Question:
-    """What the server asks devices without training; `settings` must be JSON."""
+    """What the server asks devices without training; `settings` must be JSON.
+
+    A `light` question is answered at once, so that many devices may share a message.
+    """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    light: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from feddumap.errors import FeddumapError
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 TRIES = 3
-SURVEY_STRETCH = 256  # devices in one cheap survey message, at most
+LIGHT_STRETCH = 256  # devices that share the message of a light question
 
 Value = TypeVar("Value")
 
@@ -135,7 +135,7 @@ class Pool:
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         header = self._share(broadcast)
         asked = {"name": question.name, "settings": dict(question.settings)}
-        stretch = max(1, min(SURVEY_STRETCH, len(devices) // (8 * self._workers)))
+        stretch = LIGHT_STRETCH if question.light else 1
         jobs = (
             {
                 "verb": "survey",

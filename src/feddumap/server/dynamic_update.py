@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from feddumap.algorithm import Metrics, RoundView, ServerStep
+from feddumap.algorithm import Metrics, Progress, RoundView, ServerStep
 from feddumap.data.divergence import divergence
 from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.task import weights_of
-from feddumap.device.training import Samples, batches, fit, sgd
+from feddumap.device.training import Batch, Samples, batches, fit, sgd
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.seeds import stream
@@ -178,8 +178,18 @@ def train_copy(weights: Tensors, samples: Samples, view: RoundView) -> Tensors:
     rng = stream(config.run.seed, "server-batches", view.state.round)
     placed = samples.to(config.run.device)
     train = config.train
-    fit(model, batches(placed, train.epochs, train.batch, rng, augment=config.data.augment), sgd(), view.lr)
+    data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment)
+    total = train.epochs * math.ceil(len(samples) / train.batch)
+    fit(model, ticking(data, total, view.context.progress), sgd(), view.lr)
     return weights_of(model)
+
+
+def ticking(data: Iterable[Batch], total: int, progress: Progress) -> Iterator[Batch]:
+    """Say now and then how many of the server's steps are done."""
+    for step, batch in enumerate(data):
+        if step % 50 == 0:
+            progress("server steps", step, total)
+        yield batch
 
 
 def exploded(before: float, after: float, classes: int) -> bool:

@@ -1,0 +1,42 @@
+"""Seconds and memory that one node needs for its pruning rate, on one thread.
+
+python benchmarks/node_rate.py [--model cnn] [--mode density] [--samples 100]
+"""
+
+import argparse
+import resource
+import time
+
+import torch
+
+from feddumap.device.training import Samples
+from feddumap.models import architecture, initialise, network
+from feddumap.pruning.rates import node_rate
+from feddumap.runtime import exact_math
+from feddumap.types import Question
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--mode", default="density", choices=["density", "gap"])
+    parser.add_argument("--samples", type=int, default=100)
+    options = parser.parse_args()
+    shape = architecture(options.model, 10)
+    model = network(shape, initialise(shape, 0))
+    generator = torch.Generator().manual_seed(0)
+    samples = Samples(
+        torch.randint(0, 256, (options.samples, 32, 32, 3), dtype=torch.uint8, generator=generator),
+        torch.randint(0, 10, (options.samples,), generator=generator),
+    )
+    question = Question("rate", {"mode": options.mode, "max_rate": None})
+    with exact_math():
+        began = time.perf_counter()
+        rate = node_rate(model, shape, samples, question, 777, ("device", 30, 0))
+        seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{options.model} {options.mode}: {seconds:.1f} s, p = {rate.p:.3f}, peak memory {peak:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""`feddumap inspect run`: what a run directory tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feddumap import api
+from feddumap.errors import FeddumapError
+from feddumap.models.cost import macs
+from feddumap.runs import read_records
+from feddumap.story import show, story
+from tests.conftest import small
+
+
+@pytest.fixture
+def run_path(home: Path, tmp_path: Path) -> Path:
+    method = {"name": "feddumap", "prune_round": 2, "rate": "fixed", "fixed_rate": 0.6}
+    api.train(small(method=method, train={"rounds": 4}), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_the_story_tells_what_was_removed_and_saved(run_path: Path) -> None:
+    value = json.loads(json.dumps(story(run_path)))
+    records = read_records(run_path)
+    assert (value["rounds"], value["of"], value["finished"]) == (4, 4, True)
+    (pruning,) = value["prunings"]
+    assert pruning["round"] == 2
+    for layer in pruning["layers"].values():
+        assert layer["kept"] == layer["filters"] - len(layer["removed"]) >= 1
+    assert pruning["macs"]["before"] == records[1]["macs"] == 651_720
+    assert pruning["macs"]["after"] == records[2]["macs"] == value["macs"] < 651_720
+    seconds = pruning["round_seconds"]
+    assert seconds["before"] == pytest.approx(records[1]["clock"] - records[0]["clock"])
+    assert seconds["after"] == pytest.approx(records[2]["clock"] - records[1]["clock"])
+    assert seconds["after"] < seconds["before"]
+    assert value["bytes_down"] == sum(record["bytes_down"] for record in records)
+    assert [point["round"] for point in value["curve"]] == [0, 1, 2, 3]
+    assert value["curve"][0]["alpha"] == records[0]["alpha"]
+
+
+def test_the_story_is_shown(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(story(run_path))
+    printed = capsys.readouterr().out
+    assert "Pruned after 2 rounds at the global rate 0.600" in printed
+    for word in ("conv1", "conv2", "multiply-adds", "virtual seconds a round", "tau_eff"):
+        assert word in printed
+
+
+def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:
+    run = api.start(small(train={"rounds": 40}), tmp_path / "run")
+    with pytest.raises(FeddumapError, match="has no finished round yet"):
+        story(tmp_path / "run")
+    rounds = iter(run)
+    for _ in range(12):
+        next(rounds)
+    value = story(tmp_path / "run")
+    rounds.close()  # type: ignore[attr-defined]
+    run.close()
+    assert (value["rounds"], value["finished"], value["prunings"]) == (12, False, [])
+    assert value["macs"] == macs(run.state.architecture)
+    assert len(value["curve"]) == 10
+    assert (value["curve"][0]["round"], value["curve"][-1]["round"]) == (0, 11)
+    with pytest.raises(FeddumapError, match="is not a run directory"):
+        story(tmp_path)
