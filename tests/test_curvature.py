@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddumap.device.training import Samples, to_input
+from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
 from feddumap.models.filling import channels_last
 from feddumap.pruning import gap, lanczos, rates
@@ -23,15 +24,16 @@ from feddumap.pruning.density import mass_above, settled_rate
 from feddumap.pruning.gap import Gap, first_gap, fisher_spectrum, lipschitz_constant
 from feddumap.pruning.lanczos import Spectrum, flat, hessian
 from feddumap.pruning.rates import node_rate
-from feddumap.runtime import exact_math
 from feddumap.types import Question
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As in a run; and tiny sums are faster on one."""
-    with exact_math():
-        yield
+    """As in a run; small sums are not worth two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def tiny(*, norm: bool = False, smooth: bool = True, seed: int = 0) -> nn.Sequential:
@@ -406,3 +408,12 @@ def test_the_gap_of_a_node(node: tuple[nn.Module, Samples], monkeypatch: pytest.
         monkeypatch.setattr(rates, "lipschitz_constant", lambda *_, value=constant: value)
         found = node_rate(model, lenet, data, question("gap", limit), 5, name)
         assert (found.p, found.m, found.d, found.clamped) == expected
+
+
+@pytest.mark.parametrize("mode", ["density", "gap"])
+def test_a_loss_that_overflows_is_an_error(node: tuple[nn.Module, Samples], mode: str) -> None:
+    model, data = node
+    for parameter in model.parameters():
+        parameter.data.mul_(1e9)  # finite, but products of layers are not
+    with pytest.raises(FeddumapError, match=r"overflowed: lower train.lr"):
+        node_rate(model, architecture("lenet", 10), data, question(mode), 5, ("server", 30))

@@ -22,20 +22,21 @@ from feddumap.device.training import Samples, batches, fit, momentum, sgd, to_in
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import parameter_names
 from feddumap.rounds import select
-from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.server.dynamic_update import dynamic, server_update
 from feddumap.server.momentum import server_momentum
 from feddumap.tensors import digest
 from feddumap.types import ServerState, Tensors
-from tests.conftest import small
+from tests.test_methods import tiny
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As in a run, also for the oracles."""
-    with exact_math():
-        yield
+    """As in a run, also for what is done here without one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def view_of(run: api.Run, number: int = 0, lr: float = 0.05, server: Samples | N
 
 
 def feddum(beta: float = 0.5, device: float = 0.9, **keys: Any) -> Config:
-    return small(method={"name": "feddum", "server_momentum": beta, "device_momentum": device, **keys})
+    return tiny(method={"name": "feddum", "server_momentum": beta, "device_momentum": device, **keys})
 
 
 def test_feddum_equals_the_oracle(home: object) -> None:
@@ -167,7 +168,7 @@ def test_feddum_equals_the_oracle(home: object) -> None:
 
 
 def device_case() -> tuple[api.Run, Samples, float]:
-    run = api.start(small(train={"epochs": 2}))
+    run = api.start(tiny(train={"epochs": 2}))
     return run, taken(run, run.split.device(0)[:50]), 0.05
 
 
@@ -208,7 +209,7 @@ def test_without_momentum_a_device_does_plain_sgd_bit_for_bit(home: object) -> N
 
 
 def test_without_momentum_feddum_is_feddu(home: object) -> None:
-    plain = api.train(small(method={"name": "feddu"}))
+    plain = api.train(tiny(method={"name": "feddu"}))
     for start in ("first", "zero"):
         run = api.train(feddum(0.0, 0.0, momentum_start=start))
         assert_near(run.state.weights, plain.state.weights, rtol=0, atol=1e-6)
@@ -219,8 +220,8 @@ def test_without_momentum_feddum_is_feddu(home: object) -> None:
 def test_how_the_momentum_begins(home: object) -> None:
     """Round 1 of `first` is FedDU's; of `zero`, it goes the share 1 − β of the way."""
     one = {"rounds": 1}
-    begin = api.start(small()).state.weights
-    plain = api.train(small(method={"name": "feddu"}, train=one)).state.weights
+    begin = api.start(tiny()).state.weights
+    plain = api.train(tiny(method={"name": "feddu"}, train=one)).state.weights
     first = api.train(feddum(0.75, 0.0).replace(train=one)).state.weights
     assert_near(first, plain, rtol=0, atol=1e-7)
     zero = api.train(feddum(0.75, 0.0, momentum_start="zero").replace(train=one)).state.weights

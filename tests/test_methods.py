@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -37,10 +37,15 @@ KEYS = [(name, key) for name in NAMES for key, *_ in menu.keys(name)]
 every = pytest.mark.parametrize("name", NAMES)
 
 
+def tiny(**sections: dict[str, Any]) -> Config:
+    """A run of a few steps a device."""
+    return small(data={"devices": 20}, train={"cohort": 2}).replace(**sections)
+
+
 def config_of(name: str, **sections: dict[str, Any]) -> Config:
     known = {key for key, *_ in menu.keys(name)}
     quick = {key: value for key, value in QUICK.items() if key in known}
-    return small(method={"name": name, **quick}, **sections)
+    return tiny(method={"name": name, **quick}).replace(**sections)
 
 
 def bits(run: api.Run) -> str:
@@ -90,17 +95,6 @@ def test_rounds_and_seeds_matter(home: object, name: str) -> None:
 
 
 @every
-def test_test_images_train_nothing(home: object, name: str) -> None:
-    run = api.start(config_of(name))
-    labels = (run.dataset.test_labels + 1) % 10
-    run.dataset = replace(run.dataset, test_labels=labels, test_images=255 - run.dataset.test_images)
-    run.run()
-    expected, after = whole(name)
-    assert bits(run) == after[-1]
-    assert [r["loss"] for r in run.records] != [r["loss"] for r in expected.records]
-
-
-@every
 def test_iid_data_gives_finite_models_and_records(home: object, name: str) -> None:
     data = {"partition": "iid", "server_classes": 10}
     run = api.train(config_of(name, data=data, train={"rounds": 2}))
@@ -109,34 +103,45 @@ def test_iid_data_gives_finite_models_and_records(home: object, name: str) -> No
         assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
+class Meter(LocalCohort):
+    """Adds up what passes between rounds, by round: message bytes for each device, and what comes back."""
+
+    down: ClassVar[Counter[int]]
+    up: ClassVar[Counter[int]]
+
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
+        self.down[broadcast.round] += broadcast.nbytes * len(devices)
+        for upload in super().train(broadcast, devices):
+            self.up[broadcast.round] += upload.nbytes
+            yield upload
+
+    def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
+        for answer in super().survey(question, broadcast, devices):
+            if question.name != "census":  # before the first round, and in no record
+                self.down[broadcast.round] += broadcast.nbytes
+                self.up[broadcast.round] += answer.nbytes
+            yield answer
+
+
 @every
-def test_what_is_sent_is_counted(home: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Message bytes for each device, both ways, and what surveys between rounds cost."""
-    down: Counter[int] = Counter()
-    up: Counter[int] = Counter()
-
-    class Meter(LocalCohort):
-        def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
-            down[broadcast.round] += broadcast.nbytes * len(devices)
-            for upload in super().train(broadcast, devices):
-                up[broadcast.round] += upload.nbytes
-                yield upload
-
-        def survey(
-            self, question: Question, broadcast: Broadcast, devices: Sequence[int]
-        ) -> Iterator[Answer]:
-            for answer in super().survey(question, broadcast, devices):
-                if question.name != "census":  # before the first round, and in no record
-                    down[broadcast.round] += broadcast.nbytes
-                    up[broadcast.round] += answer.nbytes
-                yield answer
-
+def test_the_wire_is_counted_and_test_data_trains_nothing(
+    home: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "LocalCohort", Meter)
-    run = api.train(config_of(name))
-    assert outcome(run) == outcome(whole(name)[0])
-    assert [record["bytes_down"] for record in run.records] == [down[t] for t in range(3)]
-    assert [record["bytes_up"] for record in run.records] == [up[t] for t in range(3)]
-    assert min(*down.values(), *up.values()) > 0
+    monkeypatch.setattr(Meter, "down", Counter(), raising=False)
+    monkeypatch.setattr(Meter, "up", Counter(), raising=False)
+    run = api.start(config_of(name))
+    run.dataset = replace(run.dataset, test_labels=(run.dataset.test_labels + 1) % 10)
+    run.run()
+    assert [record["bytes_down"] for record in run.records] == [Meter.down[t] for t in range(3)]
+    assert [record["bytes_up"] for record in run.records] == [Meter.up[t] for t in range(3)]
+    assert min(*Meter.down.values(), *Meter.up.values()) > 0
+    # other test labels are other scores, and nothing else
+    expected, after = whole(name)
+    assert bits(run) == after[-1]
+    for mine, theirs in zip(run.records, expected.records, strict=True):
+        assert mine["loss"] != theirs["loss"]
+        assert {k for k in mine if mine[k] != theirs[k]} <= {"accuracy", "loss", "wall"}
 
 
 @pytest.mark.parametrize("name", ["feddu", "feddu-s", "feddum"])
@@ -144,15 +149,15 @@ def test_no_more_is_sent_than_with_fedavg(home: object, name: str) -> None:
     wire = ("bytes_down", "bytes_up", "clock")
     sent, plain = ([[r[key] for key in wire] for r in whole(n)[0].records] for n in (name, "fedavg"))
     assert sent == plain
-    assert sent[0][:2] == [4 * 62_006 * 3] * 2  # LeNet to and from three devices
+    assert sent[0][:2] == [4 * 62_006 * 2] * 2  # LeNet to and from two devices
 
 
 @every
 def test_unknown_keys_are_refused_by_name(home: object, name: str) -> None:
-    with pytest.raises(FeddumapError, match=r"unknown key method\.wrong_key"):
+    with pytest.raises(FeddumapError, match=r"unknown key '?method\.wrong_key"):
         api.start(small(method={"name": name, "wrong_key": 1}))
-    for key, *_ in menu.keys(name):
-        with pytest.raises(FeddumapError, match=rf"method\.{key}x'?: did you mean '?method\.{key}"):
+    for key in {key for key, *_ in menu.keys(name)} - {"c", "rate"}:  # one letter more is near another
+        with pytest.raises(FeddumapError, match=rf"method\.{key}x: did you mean method\.{key}\?"):
             menu.resolve(small(method={"name": name, f"{key}x": 1}).method)
 
 
@@ -223,7 +228,7 @@ def test_the_gradient_tells_the_counts(classes: int, numbers: list[int]) -> None
 
 def test_the_gradient_is_that_of_a_network_with_a_zero_output_layer(home: object) -> None:
     run = api.start(small())
-    data = Samples.take(run.dataset.train_images, run.dataset.train_labels, run.split.device(0))
+    data = Samples.take(run.dataset.train_images, run.dataset.train_labels, run.split.device(0)[:30])
     model = network(run.state.architecture, run.state.weights).double()
     torch.nn.init.zeros_(model.fc3.weight)
     torch.nn.init.zeros_(model.fc3.bias)
@@ -233,7 +238,7 @@ def test_the_gradient_is_that_of_a_network_with_a_zero_output_layer(home: object
 
 
 def test_counts_and_gradient_are_the_same_run(home: object) -> None:
-    run = api.train(small(method={"name": "feddu", "label_mix": "gradient"}))
+    run = api.train(config_of("feddu", method={"label_mix": "gradient"}))
     assert outcome(run) == outcome(whole("feddu")[0])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import replace
@@ -366,3 +367,21 @@ class TestRegistered:
         for name in ("cnn", forked.family):
             with pytest.raises(FeddumapError, match="is taken"):
                 models.register(name, lambda classes: nn.Linear(3, classes))
+
+
+def test_small_strided_projections_train_without_corrupting_memory() -> None:
+    """In a process of its own: where the guard is missing, the allocator ends it."""
+    code = """
+import torch
+from torch import nn
+from feddumap.models import architecture, initialise, network, register
+register("projection", lambda classes: nn.Sequential(
+    nn.Conv2d(3, 5, 3), nn.Conv2d(5, 16, 1, stride=2), nn.Flatten(), nn.Linear(16 * 15 * 15, classes)))
+torch.set_num_threads(1)
+shape = architecture("projection", 10)
+model = network(shape, initialise(shape, 0))
+for _ in range(100):
+    x = torch.randn(10, 3, 32, 32).to(memory_format=torch.channels_last)
+    torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

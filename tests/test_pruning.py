@@ -22,14 +22,16 @@ from feddumap.pruning.cut import Cut, plan
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import dropped, layer_rates, node_weights, threshold
-from feddumap.runtime import exact_math
 from feddumap.types import Architecture, ServerState, Tensors
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    with exact_math():
-        yield
+    """As in a run; small sums are not worth two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # --- networks that users might bring --------------------------------------------------------------------
@@ -88,9 +90,10 @@ for name, factory in {"forked": Forked, "inverted": Inverted, "pooled": pooled, 
     models.register(f"test-pruning-{name}", factory)
 
 
-def narrow(family: str, divisor: int) -> Architecture:
+def narrow(family: str, divisor: int, least: int = 4) -> Architecture:
     full = models.architecture(family, 10)
-    return replace(full, channels=tuple((name, max(width // divisor, 4)) for name, width in full.channels))
+    widths = tuple((name, max(width // divisor, least)) for name, width in full.channels)
+    return replace(full, channels=widths)
 
 
 Readers = dict[str, list[tuple[str, int, int]]]
@@ -123,7 +126,8 @@ def residual() -> Case:
         after = [f"{following}.0.conv1", f"{following}.0.projection"] if following else ["fc"]
         inner = [f"{stage}.1.conv1"] + ([f"{stage}.0.conv1"] if leader == "stem" else [])
         readers[leader] = [(reader, 0, 1) for reader in inner + after]
-    return Case(narrow("resnet18", 16), readers, tied)
+    # 16 are left of 24: on CPUs, torch trains strided 1×1 convolutions of fewer inputs wrongly (oneDNN #6035)
+    return Case(narrow("resnet18", 16, least=24), readers, tied)
 
 
 def own(name: str, readers: Readers, tied: dict[str, list[str]] | None = None) -> Case:
@@ -318,7 +322,7 @@ def test_what_cannot_be_pruned_is_named_with_the_reason() -> None:
     for coupled in (False, True):
         with pytest.raises(FeddumapError, match=sentence):
             found.choose(coupled=coupled)
-    with pytest.raises(FeddumapError, match="test-pruning-stubborn cannot be pruned: .*number of outputs"):
+    with pytest.raises(FeddumapError, match=r"test-pruning-stubborn cannot be pruned: .*number of outputs"):
         plan(models.architecture("test-pruning-stubborn", 10), {"4": [1]})
 
 
@@ -384,8 +388,7 @@ def test_the_filters_of_lowest_rank_go() -> None:
 def pictures(count: int) -> Samples:
     """Squares of several sizes: maps of low and of high rank."""
     rng = np.random.default_rng(0)
-    blocks = [2, 4, 8, 16]
-    coarse = [rng.integers(0, 256, (b, b, 3), dtype=np.uint8) for _, b in zip(range(count), blocks * count)]
+    coarse = [rng.integers(0, 256, (2 << i % 4, 2 << i % 4, 3), dtype=np.uint8) for i in range(count)]
     fine = np.stack([image.repeat(32 // len(image), 0).repeat(32 // len(image), 1) for image in coarse])
     return Samples(torch.from_numpy(fine), torch.zeros(count, dtype=torch.int64))
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from feddumap.config import Config
 from feddumap.tensors import weighted_mean
-from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
+from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
 
 if TYPE_CHECKING:
     from feddumap.device.task import Task
@@ -164,7 +164,8 @@ class Algorithm:
     does to it, and whether the model changes shape.
 
     `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
-    `gradient` of an output bias. `server_data` says whether the method needs images on the server.
+    `gradient` of an output bias. `server_data` says whether the method needs images on the server, and
+    `check` refuses, before any work, an architecture that the method could not deal with later.
     """
 
     local: Local
@@ -174,3 +175,4 @@ class Algorithm:
     reshape: Reshape = never
     labels: Labels = "none"
     server_data: bool = False
+    check: Callable[[Architecture], object] = lambda _: None

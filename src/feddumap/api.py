@@ -76,6 +76,7 @@ class Run:
 
     def check(self) -> None:
         """Refuse what could only fail later."""
+        self._algorithm.check(self.state.architecture)
         if self._algorithm.server_data and not len(self.split.server):
             raise FeddumapError(
                 f"method.name = {self.config.method.name!r} needs images on the server, but "

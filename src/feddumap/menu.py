@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -85,7 +86,9 @@ def _explain(detail: Any, method: str, known: list[str]) -> str:
     key = str(detail["loc"][-1])
     if not known:
         return f"unknown key method.{key}: {method} has no keys but name"
-    return str(unknown("key", f"method.{key}", [f"method.{name}" for name in known]))
+    near = get_close_matches(key, known, n=1)
+    hint = f"did you mean method.{near[0]}? " if near else ""
+    return f"unknown key method.{key}: {hint}Keys of {method}: {', '.join(known)}"
 
 
 def keys(name: str) -> list[tuple[str, str, Any, str]]:

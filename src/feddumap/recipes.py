@@ -16,6 +16,7 @@ from feddumap.config import Config
 from feddumap.device.local import local_sgd, restarted_momentum
 from feddumap.menu import RECIPES, Group, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
+from feddumap.pruning.graph import prunable
 from feddumap.server.dynamic_update import dynamic, server_update, static
 from feddumap.server.momentum import server_momentum
 
@@ -31,7 +32,9 @@ class LabelMix(Group):
 
 
 class DynamicUpdate(LabelMix):
-    c: Annotated[float, Field(ge=0, description="C, the scale of the server's part")] = 1.0
+    c: Annotated[float, Field(ge=0, allow_inf_nan=False, description="C, the scale of the server's part")] = (
+        1.0
+    )
     decay: Annotated[
         Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
         Field(description="factor on the server's part, each round; or chosen on held-out server images"),
@@ -113,7 +116,13 @@ def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
     cut = layer_adaptive(
         pruning.rate, pruning.fixed_rate, pruning.rate_nodes, pruning.max_rate, pruning.coupled
     )
-    return replace(base, reshape=at_round(pruning.prune_round, cut), labels=pruning.label_mix)
+    return replace(
+        base,
+        reshape=at_round(pruning.prune_round, cut),
+        labels=pruning.label_mix,
+        server_data=base.server_data or (pruning.rate != "fixed" and pruning.rate_nodes == "server"),
+        check=lambda shape: prunable(shape).choose(coupled=pruning.coupled),
+    )
 
 
 @recipe("fedap")

@@ -72,8 +72,22 @@ def channels_last(network: nn.Module, *, keep: bool) -> nn.Module:
     """Lay the convolutions' weights out channels-last, in place; without `keep` their values are lost, and
     nothing is copied."""
     for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            weight = module.weight.detach()
-            laid_out = torch.empty_like(weight, memory_format=torch.channels_last)
-            module.weight.data = laid_out.copy_(weight) if keep else laid_out
+        if not isinstance(module, nn.Conv2d):
+            continue
+        if _fragile(module):
+            module.register_forward_pre_hook(_contiguous_input)
+            continue
+        weight = module.weight.detach()
+        laid_out = torch.empty_like(weight, memory_format=torch.channels_last)
+        module.weight.data = laid_out.copy_(weight) if keep else laid_out
     return network
+
+
+def _fragile(module: nn.Conv2d) -> bool:
+    """Whether oneDNN's channels-last backward pass would write past its buffer (its issue 6035): strided 1×1
+    convolutions of float32 with fewer input channels than a vector register holds."""
+    return module.kernel_size == (1, 1) and max(module.stride) > 1 and module.in_channels < 16
+
+
+def _contiguous_input(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in inputs)

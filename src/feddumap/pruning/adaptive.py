@@ -110,10 +110,6 @@ def survey_rates(
         "server": (),
     }[who]
     expected = len(devices) + bool(len(context.server))
-    if not expected:
-        raise FeddumapError(
-            "method.rate_nodes = 'server': the server has no data; use all, or raise data.server_fraction"
-        )
     nodes = []
     if len(context.server):
         context.progress("pruning rates", 0, expected)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from feddumap.device.training import Samples
-from feddumap.pruning.lanczos import Product, flat, hessian, loss_of
+from feddumap.pruning.lanczos import Product, check_finite, flat, hessian, loss_of
 
 SECANTS = 8
 NUMERICAL_RANK = 1e-6
@@ -55,6 +55,7 @@ def fisher_spectrum(network: nn.Module, samples: Samples) -> np.ndarray:
             [flat(torch.autograd.grad(loss_of(network, one), block)) for one in _singles(samples)]
         )
         gram += (gradients @ gradients.T).double()
+    check_finite(gram.numpy())
     return np.linalg.eigvalsh((gram / count).numpy())
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.device.training import Samples, to_input
+from feddumap.errors import FeddumapError
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,6 +50,12 @@ def hessian(network: nn.Module, samples: Samples) -> Product:
     return product
 
 
+def check_finite(matrix: np.ndarray) -> None:
+    """Weights may be finite and yet so large that the loss is not."""
+    if not np.isfinite(matrix).all():
+        raise FeddumapError("no pruning rate: the loss of the global model has overflowed: lower train.lr")
+
+
 def lanczos(product: Product, probe: torch.Tensor, steps: int) -> Spectrum:
     """`steps` Lanczos steps of a symmetric operator from `probe`, re-orthogonalised twice.
 
@@ -79,5 +86,6 @@ def lanczos(product: Product, probe: torch.Tensor, steps: int) -> Spectrum:
         vector = image / length
     size = len(diagonal)
     matrix = np.diag(diagonal) + np.diag(beside[: size - 1], 1) + np.diag(beside[: size - 1], -1)
+    check_finite(matrix)
     values, vectors = np.linalg.eigh(matrix)
     return Spectrum(values, vectors[0] ** 2)
