@@ -17,6 +17,7 @@ LAYERS = [
     ["data", "models", "fleet", "selection"],
     ["algorithm", "device", "pruning"],
     ["server", "menu"],
+    ["groups"],
     ["recipes"],
     ["cohort", "rounds"],
     ["runs"],

@@ -7,78 +7,30 @@ over it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
-
-from pydantic import Field, model_validator
 
 from feddumap.algorithm import Algorithm, at_round, chain
 from feddumap.config import Config
-from feddumap.device.local import local_sgd, restarted_momentum
-from feddumap.menu import RECIPES, Group, recipe, resolve, settings_of
+from feddumap.device.local import local_sgd, restarted_momentum, train_with
+from feddumap.device.training import proximal
+from feddumap.groups import (
+    Base,
+    DeviceMomentum,
+    DynamicUpdate,
+    FedOpt,
+    Proximal,
+    Pruning,
+    ServerMomentum,
+    StaticUpdate,
+    Uniform,
+)
+from feddumap.menu import RECIPES, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
 from feddumap.pruning.graph import prunable
+from feddumap.pruning.uniform import uniform
 from feddumap.server.dynamic_update import dynamic, server_update, static
+from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
+from feddumap.server.hybrid import with_server
 from feddumap.server.momentum import server_momentum
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Rate = Annotated[float, Field(ge=0, le=1)]
-
-
-class LabelMix(Group):
-    label_mix: Annotated[
-        Literal["counts", "gradient"],
-        Field(description="what a device tells of its labels: counts, or one gradient they follow from"),
-    ] = "counts"
-
-
-class DynamicUpdate(LabelMix):
-    c: Annotated[float, Field(ge=0, allow_inf_nan=False, description="C, the scale of the server's part")] = (
-        1.0
-    )
-    decay: Annotated[
-        Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
-        Field(description="factor on the server's part, each round; or chosen on held-out server images"),
-    ] = 0.999
-    accuracy_weight: Annotated[
-        Literal["one_minus", "inverse"], Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")
-    ] = "one_minus"
-
-
-class StaticUpdate(Group):
-    effective_steps: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["full"], Field(description="τ_eff: 5, 10, 20 …, or full")
-    ] = 10
-
-
-class Momentum(Group):
-    server_momentum: Annotated[Beta, Field(description="β, on the server's pseudo-gradient")] = 0.5
-    device_momentum: Annotated[Beta, Field(description="β', on devices, restarted in each round")] = 0.9
-    momentum_start: Annotated[
-        Literal["first", "zero"], Field(description="the server's momentum begins as the first g, or as 0")
-    ] = "first"
-
-
-class Pruning(LabelMix):
-    prune_round: Annotated[int, Field(ge=0, description="rounds that have finished when it prunes")] = 30
-    rate: Annotated[
-        Literal["density", "gap", "fixed"], Field(description="how a node finds its pruning rate")
-    ] = "density"
-    fixed_rate: Annotated[Rate | None, Field(description="p* where rate is fixed")] = None
-    rate_nodes: Annotated[
-        Literal["all", "selected", "server"], Field(description="nodes that find a rate")
-    ] = "all"
-    max_rate: Annotated[
-        Rate | None, Field(description="largest rate of a node; default 0.6 with gap, none otherwise")
-    ] = None
-    coupled: Annotated[
-        bool, Field(description="also prune convolutions that share channels through residual sums")
-    ] = False
-
-    @model_validator(mode="after")
-    def _complete(self) -> Pruning:
-        if self.rate == "fixed" and self.fixed_rate is None:
-            raise ValueError("method.rate = 'fixed' needs method.fixed_rate, a number from 0 to 1")
-        return self
 
 
 @recipe("fedavg")
@@ -101,14 +53,28 @@ def feddu_s(update: StaticUpdate) -> Algorithm:
     return replace(fedavg(), server=server_update(static(update.effective_steps)), server_data=True)
 
 
+@recipe("feddu-sm")
+def feddu_sm(update: DynamicUpdate, server: ServerMomentum) -> Algorithm:
+    """FedDU with momentum on the server only."""
+    return smoothed(feddu(update), server)
+
+
+@recipe("feddu-dm")
+def feddu_dm(update: DynamicUpdate, device: DeviceMomentum) -> Algorithm:
+    """FedDU with restarted momentum on the devices only."""
+    return replace(feddu(update), local=restarted_momentum(device.device_momentum))
+
+
 @recipe("feddum")
-def feddum(update: DynamicUpdate, momentum: Momentum) -> Algorithm:
+def feddum(update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum) -> Algorithm:
     """FedDU with momentum on devices and server, none of which is sent."""
-    base = feddu(update)
-    smoothed = server_momentum(momentum.server_momentum, momentum.momentum_start)
-    return replace(
-        base, local=restarted_momentum(momentum.device_momentum), server=chain(base.server, smoothed)
-    )
+    return smoothed(feddu_dm(update, device), server)
+
+
+def smoothed(base: Algorithm, settings: ServerMomentum) -> Algorithm:
+    """Any method, with momentum on what the server has made of a round."""
+    step = server_momentum(settings.server_momentum, settings.momentum_start)
+    return replace(base, server=chain(base.server, step))
 
 
 def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
@@ -138,9 +104,71 @@ def fedduap(update: DynamicUpdate, pruning: Pruning) -> Algorithm:
 
 
 @recipe("feddumap")
-def feddumap(update: DynamicUpdate, momentum: Momentum, pruning: Pruning) -> Algorithm:
+def feddumap(
+    update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, pruning: Pruning
+) -> Algorithm:
     """Dynamic update, momentum and adaptive pruning: the whole of the paper."""
-    return pruned(feddum(update, momentum), pruning)
+    return pruned(feddum(update, server, device), pruning)
+
+
+@recipe("server-momentum")
+def only_server_momentum(server: ServerMomentum) -> Algorithm:
+    """FedAvg with momentum on the server."""
+    return smoothed(fedavg(), server)
+
+
+@recipe("device-momentum")
+def only_device_momentum(device: DeviceMomentum) -> Algorithm:
+    """FedAvg with momentum on the devices, restarted in each round."""
+    return replace(fedavg(), local=restarted_momentum(device.device_momentum))
+
+
+@recipe("hybrid-fl")
+def hybrid_fl() -> Algorithm:
+    """The server trains on its data like a device and joins the average."""
+    return replace(fedavg(), aggregate=with_server, server_data=True)
+
+
+@recipe("hrank")
+def hrank(
+    base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Uniform
+) -> Algorithm:
+    """One pruning at the same rate for every convolution, filters of lowest rank first (Lin et al.)."""
+    method = {"fedavg": fedavg(), "feddu": feddu(update), "feddum": feddum(update, server, device)}[base.base]
+    return replace(
+        method,
+        reshape=at_round(settings.prune_round, uniform(settings.prune_rate, settings.coupled)),
+        check=lambda shape: prunable(shape).choose(coupled=settings.coupled),
+    )
+
+
+@recipe("fedprox")
+def fedprox(settings: Proximal) -> Algorithm:
+    """FedAvg whose devices are pulled back to the global model (Li et al.)."""
+    return Algorithm(local=train_with(proximal(settings.mu)))
+
+
+@recipe("fedadagrad")
+def fedadagrad(settings: FedOpt) -> Algorithm:
+    """Adagrad on the server (Reddi et al.)."""
+    return optimised(adagrad, settings)
+
+
+@recipe("fedadam")
+def fedadam(settings: FedOpt) -> Algorithm:
+    """Adam on the server (Reddi et al.)."""
+    return optimised(adam, settings)
+
+
+@recipe("fedyogi")
+def fedyogi(settings: FedOpt) -> Algorithm:
+    """Yogi on the server (Reddi et al.)."""
+    return optimised(yogi, settings)
+
+
+def optimised(second: Second, keys: FedOpt) -> Algorithm:
+    """FedAvg with an adaptive optimiser on the server."""
+    return replace(fedavg(), server=fedopt(second, keys.server_lr, keys.beta1, keys.beta2, keys.tau))
 
 
 def compose(config: Config) -> Algorithm:

@@ -108,7 +108,9 @@ def _show_pruning(pruning: dict[str, Any]) -> None:
         said += f", from {len(nodes)} nodes with rates of {min(rates):.3f} to {max(rates):.3f}"
         clamped = sum(bool(node.get("clamped")) for node in nodes)
         said += f" ({clamped} clamped at the largest allowed)" if clamped else ""
-    terminal.out.print(f"{said}; threshold {pruning['threshold']:.4g}.")
+    if pruning["threshold"] is not None:
+        said += f"; threshold {pruning['threshold']:.4g}"
+    terminal.out.print(f"{said}.")
     rows = [
         (name, layer["filters"], layer["kept"], f"{layer['rate']:.3f}")
         for name, layer in pruning["layers"].items()

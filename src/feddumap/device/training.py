@@ -67,6 +67,19 @@ def momentum(beta: float) -> Rule:
     return Rule(init, step)
 
 
+def proximal(mu: float) -> Rule:
+    """w ← w − η (g + μ (w − w⁰)): FedProx, SGD on ℓ(w) + μ/2 ‖w − w⁰‖² with w⁰ the model received."""
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        return [parameter.detach().clone() for parameter in named.values()]
+
+    def step(parameters: Group, grads: Group, start: Group, lr: float) -> None:
+        torch._foreach_add_(grads, torch._foreach_sub(parameters, start), alpha=mu)
+        torch._foreach_add_(parameters, grads, alpha=-lr)
+
+    return Rule(init, step)
+
+
 def to_input(images: torch.Tensor) -> torch.Tensor:
     """Bytes [n, h, w, c] as floats in [0, 1], seen as [n, c, h, w]: channels-last in memory, no copy more."""
     return images.permute(0, 3, 1, 2) / 255

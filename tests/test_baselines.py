@@ -1,0 +1,184 @@
+"""Methods beside the paper's own, each against its formula written out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from feddumap import api
+from feddumap.algorithm import Census, Context, RoundView
+from feddumap.device.training import Samples, batches, fit, proximal, sgd
+from feddumap.models import architecture, initialise, network
+from feddumap.models.cost import macs, parameter_names
+from feddumap.pruning.graph import prunable
+from feddumap.pruning.ranks import feature_ranks
+from feddumap.runtime import exact_math
+from feddumap.seeds import stream
+from feddumap.selection import select
+from feddumap.server.fedopt import adagrad, adam, fedopt, yogi
+from feddumap.tensors import digest
+from feddumap.types import ServerState, Tensors
+from tests.conftest import small
+from tests.test_rounds import sgd_oracle
+
+
+def samples(count: int) -> Samples:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    return Samples(images, torch.randint(0, 10, (count,), generator=generator))
+
+
+def test_fedprox_pulls_to_the_model_received() -> None:
+    """SGD in float64 on the loss with the proximal term written into it."""
+    shape = architecture("lenet", 10)
+    weights, mu, lr = initialise(shape, 3), 0.5, 0.05
+    trained, plain = network(shape, weights), network(shape, weights)
+    with exact_math():
+        for model, rule in ((trained, proximal(mu)), (plain, proximal(0.0))):
+            fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), rule, lr)
+        again = network(shape, weights)
+        fit(again, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), lr)
+    assert digest(dict(plain.state_dict())) == digest(dict(again.state_dict()))  # μ = 0 is FedAvg
+
+    oracle = network(shape, weights).double()
+    start = [parameter.detach().clone() for parameter in oracle.parameters()]
+    for inputs, labels in batches(samples(30), 2, 8, stream(1, "b"), augment=True):
+        pull = sum(((w - w0) ** 2).sum() for w, w0 in zip(oracle.parameters(), start, strict=True))
+        loss = F.cross_entropy(oracle(inputs.double()), labels) + mu / 2 * pull
+        grads = torch.autograd.grad(loss, list(oracle.parameters()))
+        for parameter, grad in zip(oracle.parameters(), grads, strict=True):
+            parameter.data -= lr * grad
+    for name, tensor in trained.state_dict().items():
+        torch.testing.assert_close(tensor.double(), oracle.state_dict()[name], rtol=1e-4, atol=1e-6)
+        assert not torch.equal(tensor, plain.state_dict()[name])
+
+
+def view_of(state: ServerState) -> RoundView:
+    census = Census(np.zeros(0, dtype=np.int64))
+    return RoundView(Context(small(), samples(1), census), state, 0.1, [])
+
+
+@pytest.mark.parametrize(
+    ("second", "rule"),
+    [
+        (adagrad, lambda v, d, b: v + d * d),
+        (adam, lambda v, d, b: b * v + (1 - b) * d * d),
+        (yogi, lambda v, d, b: v - (1 - b) * d * d * math.copysign(1, v - d * d)),
+    ],
+)
+def test_fedopt_equals_algorithm_2_of_its_paper(second: Any, rule: Any) -> None:
+    """One scalar followed by hand through three rounds."""
+    shape = architecture("lenet", 10)
+    state = ServerState(0, shape, initialise(shape, 1))
+    lr, beta1, beta2, tau = 0.3, 0.8, 0.95, 0.02
+    step = fedopt(second, lr, beta1, beta2, tau)
+    steps = step.init(state)
+    w, m, v = state.weights["fc1.bias"][3].item(), 0.0, tau**2
+    for number in range(3):
+        change = {"fc1.bias": torch.full((120,), [0.05, -0.2, 0.1][number])}
+        reached = {**state.weights, "fc1.bias": state.weights["fc1.bias"] + change["fc1.bias"]}
+        weights, steps, _ = step.apply(reached, steps, view_of(state))
+        delta = [0.05, -0.2, 0.1][number]
+        m = beta1 * m + (1 - beta1) * delta
+        v = rule(v, delta, beta2)
+        w = w + lr * m / (math.sqrt(v) + tau)
+        assert weights["fc1.bias"][3].item() == pytest.approx(w, rel=1e-4, abs=1e-6)
+        state = replace(state, round=number + 1, weights=weights)
+    assert set(steps) == {f"{kind}/{name}" for kind in "mv" for name in parameter_names(shape)}
+
+
+def test_fedopt_averages_what_is_no_parameter() -> None:
+    shape = architecture("resnet18", 10)
+    state = ServerState(0, shape, initialise(shape, 1))
+    reached = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor + 3
+        for name, tensor in state.weights.items()
+    }
+    step = fedopt(adam, 0.1, 0.9, 0.99, 0.001)
+    weights, _, _ = step.apply(reached, step.init(state), view_of(state))
+    for name in set(state.weights) - set(parameter_names(shape)):
+        assert torch.equal(weights[name], reached[name]), name
+        assert weights[name].dtype == state.weights[name].dtype
+    assert not torch.equal(weights["stem.weight"], reached["stem.weight"])
+
+
+def server_oracle(run: api.Run, start: Tensors, number: int) -> Tensors:
+    """The server's own E epochs, in double precision."""
+    config, data = run.config, run.dataset
+    own = Samples.take(data.train_images, data.train_labels, run.split.server)
+    model = network(run.state.architecture, start).double()
+    rng = stream(config.run.seed, "server-batches", number)
+    lr = config.train.lr * config.train.lr_decay**number
+    for inputs, labels in batches(
+        own, config.train.epochs, config.train.batch, rng, augment=config.data.augment
+    ):
+        grads = torch.autograd.grad(F.cross_entropy(model(inputs.double()), labels), list(model.parameters()))
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            parameter.data -= lr * grad
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def test_hybrid_fl_averages_the_server_in(home: object) -> None:
+    run = api.start(small(method={"name": "hybrid-fl"}, train={"rounds": 1}))
+    start, chosen = run.state.weights, select(run.config, 0)
+    models = [sgd_oracle(run, start, device, 0) for device in chosen] + [server_oracle(run, start, 0)]
+    sizes = [len(run.split.device(device)) for device in chosen] + [len(run.split.server)]
+    run.run()
+    for name, tensor in run.state.weights.items():
+        expected = sum(n * model[name] for n, model in zip(sizes, models, strict=True)) / sum(sizes)
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-4, atol=1e-6)
+    assert run.records[0]["samples"] == sum(sizes[:-1])  # the server is no device
+
+
+@pytest.mark.parametrize(
+    ("alone", "with_update"), [("server-momentum", "feddu-sm"), ("device-momentum", "feddu-dm")]
+)
+def test_momentum_without_the_servers_data(home: object, alone: str, with_update: str) -> None:
+    """C = 0 turns the dynamic update off; what remains is the momentum alone, bit for bit."""
+    plain = api.train(small(method={"name": alone}))
+    same = api.train(small(method={"name": with_update, "c": 0.0}))
+    moved = api.train(small(method={"name": with_update}))
+    assert digest(plain.state.weights) == digest(same.state.weights)
+    assert digest(plain.state.weights) != digest(moved.state.weights)
+    assert digest(plain.state.weights) != digest(api.train(small()).state.weights)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.4, 0.6, 0.8])
+def test_hrank_removes_the_same_share_everywhere(home: object, rate: float) -> None:
+    method = {"name": "hrank", "prune_round": 1, "prune_rate": rate}
+    run = api.start(small(method=method, train={"rounds": 2}))
+    rounds = iter(run)
+    next(rounds)
+    full = run.state.architecture
+    data = run.dataset
+    own = Samples.take(data.train_images, data.train_labels, run.split.server)
+    with exact_math():
+        model = network(full, run.state.weights)
+        ranks = feature_ranks(model, prunable(full).layers, own, lambda *_: None)
+    next(rounds)
+    layers = run.records[1]["pruning"]["layers"]
+    for name, width in full.channels:
+        count = {0.2: {6: 1, 16: 3}, 0.4: {6: 2, 16: 6}, 0.6: {6: 3, 16: 9}, 0.8: {6: 4, 16: 12}}[rate][width]
+        removed = layers[name]["removed"]
+        assert layers[name]["kept"] == width - count == dict(run.state.architecture.channels)[name]
+        kept = [rank for channel, rank in enumerate(ranks[name]) if channel not in removed]
+        assert max(ranks[name][channel] for channel in removed) <= min(kept)
+    assert run.records[1]["macs"] == macs(run.state.architecture) < run.records[0]["macs"]
+
+
+def test_hrank_prunes_the_method_it_is_given(home: object) -> None:
+    method = {"name": "hrank", "prune_round": 2, "base": "feddum", "device_momentum": 0.5}
+    pruned = api.train(small(method=method))
+    plain = api.train(small(method={"name": "feddum", "device_momentum": 0.5}))
+    for number in range(2):
+        one, two = pruned.records[number], plain.records[number]
+        assert {**one, "wall": 0} == {**two, "wall": 0}
+    assert pruned.records[2]["macs"] < plain.records[2]["macs"]
+    for name, tensor in pruned.state.steps.items():
+        assert tensor.shape == pruned.state.weights[name.rsplit("/", 1)[-1]].shape
