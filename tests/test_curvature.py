@@ -367,11 +367,11 @@ def test_the_density_of_a_node(node: tuple[nn.Module, Samples]) -> None:
         node_rate(model, lenet, few, asked, *other)
         for other in [(777, name), (778, name), (777, ("device", 30, 3)), (777, ("device", 31, 2))]
     ]
-    assert len({(one.smallest, one.largest) for one in found}) == 4
+    assert len({(one.lambda_min, one.lambda_max) for one in found}) == 4
     assert 0 < rate.p <= 1
     assert rate.m == round(rate.p * 62_006)
     assert (rate.d, rate.lipschitz, rate.clamped) == (62_006, None, False)
-    assert rate.smallest < rate.largest
+    assert rate.lambda_min < rate.lambda_max
     clamped = node_rate(model, lenet, data, question("density", rate.p / 2), 777, name)
     assert clamped == replace(rate, p=rate.p / 2, clamped=True)
 
@@ -396,7 +396,7 @@ def test_the_gap_of_a_node(node: tuple[nn.Module, Samples], monkeypatch: pytest.
     lipschitz = lipschitz_constant(model, batch, list(initialise(lenet, 5).values()))
     values = fisher_spectrum(model, batch)
     assert (rate.m, rate.d) == first_gap(values, lipschitz)
-    assert (rate.lipschitz, rate.smallest, rate.largest) == (lipschitz, values[0], values[-1])
+    assert (rate.lipschitz, rate.lambda_min, rate.lambda_max) == (lipschitz, values[0], values[-1])
     assert lipschitz > 0
 
     monkeypatch.setattr(rates, "fisher_spectrum", lambda *_: np.array([1.0, 1.1, 1.2, 9.0]))

@@ -84,7 +84,7 @@ def test_the_record_of_the_pruning_round(quick: None) -> None:
         assert 0 <= node["p"] <= 1
         assert (node["m"], node["d"]) == (round(node["p"] * FULL), FULL)
         assert node["lipschitz"] is None
-        assert node["smallest"] < node["largest"]
+        assert node["lambda_min"] < node["lambda_max"]
         assert not node["clamped"]
     weights = [node["weight"] for node in told["nodes"]]
     assert sum(weights) == pytest.approx(1)

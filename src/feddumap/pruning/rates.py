@@ -33,8 +33,8 @@ class NodeRate:
     m: int
     d: int
     lipschitz: float | None
-    smallest: float
-    largest: float
+    lambda_min: float
+    lambda_max: float
     clamped: bool = False
 
     def to_json(self) -> dict[str, Any]:
