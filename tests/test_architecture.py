@@ -88,7 +88,8 @@ def test_there_is_one_training_loop() -> None:
 
 
 def test_runs_are_written_in_one_place() -> None:
-    assert users_of("write_text", "write_whole", "save_file") <= {"runs.py", "files.py", "data/dataset.py"}
+    writers = users_of("write_text", "write_bytes", "save_file", "to_bytes")
+    assert writers <= {"runs.py", "files.py", "data/dataset.py"}
 
 
 def test_nothing_is_unpickled() -> None:

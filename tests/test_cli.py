@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddumap import __version__, cli
+from feddumap import __version__, cli, files
 
 SMALL = (
     "data.devices=6 model.name=lenet train.rounds=2 train.cohort=2 "
@@ -122,6 +123,25 @@ def test_a_place_that_cannot_be_written(run) -> None:  # type: ignore[no-untyped
     code, _, errors = run("train", *sets(SMALL), "--out", "/proc/nowhere/run")
     assert code == 2
     assert errors.strip().splitlines()[-1].startswith("feddumap: cannot write or read /proc/nowhere")
+
+
+def test_a_full_disk_says_how_to_go_on(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    real = files.sync
+
+    def full(path: Path) -> None:
+        if "checkpoint-000002.safetensors" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path)
+
+    monkeypatch.setattr(files, "sync", full)
+    out = tmp_path / "out"
+    code, _, errors = run("train", *sets(SMALL), "--out", str(out))
+    assert code == 2
+    sentence = errors.strip().splitlines()[-1]
+    assert "No space left on device" in sentence
+    assert f"go on with: feddumap resume {out}" in sentence
+    monkeypatch.setattr(files, "sync", real)
+    assert run("resume", str(out))[0] == 0
 
 
 def test_resuming_what_is_no_run(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

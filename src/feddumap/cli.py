@@ -123,6 +123,11 @@ def _follow(run: Run, name: str = "") -> None:
     try:
         with _terminated_like_interrupted():
             terminal.follow(run, name)
+    except OSError as error:
+        raise FeddumapError(
+            f"cannot write {path} ({error.strerror or error}), stopped after {run.state.round} rounds: mend that "
+            f"and go on with: feddumap resume {path}"
+        ) from error
     except KeyboardInterrupt as stop:
         terminal.say(f"stopped after {run.state.round} rounds; go on with: feddumap resume {path}")
         number = stop.args[0] if stop.args else signal.SIGINT

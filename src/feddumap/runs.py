@@ -24,12 +24,12 @@ import tomli_w
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 
 from feddumap.config import Config, load
 from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
-from feddumap.files import sync, write_text, write_whole
+from feddumap.files import sync, write_bytes, write_text
 from feddumap.types import Architecture, ServerState, Tensors
 
 GROUPS = ("weights", "mask", "steps")
@@ -69,7 +69,7 @@ class RunDirectory:
         directory = RunDirectory(path)
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
         try:
-            write_whole(path / "split.safetensors", lambda file: save_file(arrays, file))
+            write_bytes(path / "split.safetensors", to_bytes(arrays))
             # the configuration comes last: a directory with one is a run
             directory.set_config(config)
         except BaseException:
@@ -139,13 +139,14 @@ class RunDirectory:
             for key, tensor in getattr(state, group).items()
         }
         tensor_path = self.path / f"{name}.safetensors"
-        write_whole(tensor_path, lambda file: save_file(tensors, file))
+        data = to_bytes(tensors)
+        write_bytes(tensor_path, data)
         value = {
             "round": state.round,
             "architecture": state.architecture.to_json(),
             "clock": state.clock,
             "wall": wall,
-            "tensors_sha256": hashlib.sha256(tensor_path.read_bytes()).hexdigest(),
+            "tensors_sha256": hashlib.sha256(data).hexdigest(),
         }
         write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": _digest(value)}, indent=2))
         for old in self._checkpoints()[KEPT:]:
