@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from feddumap import api
 from feddumap.algorithm import Census, Context, RoundView
 from feddumap.device.training import Samples, batches, fit, proximal, sgd
+from feddumap.device.training import adam as adam_rule
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs, parameter_names
 from feddumap.pruning.graph import prunable
@@ -21,6 +23,8 @@ from feddumap.pruning.ranks import feature_ranks
 from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.selection import select
+from feddumap.server import distill
+from feddumap.server.distill import cosine
 from feddumap.server.fedopt import adagrad, adam, fedopt, yogi
 from feddumap.tensors import digest
 from feddumap.types import ServerState, Tensors
@@ -134,6 +138,86 @@ def test_hybrid_fl_averages_the_server_in(home: object) -> None:
         expected = sum(n * model[name] for n, model in zip(sizes, models, strict=True)) / sum(sizes)
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-4, atol=1e-6)
     assert run.records[0]["samples"] == sum(sizes[:-1])  # the server is no device
+
+
+def test_adam_equals_torchs_with_clipped_gradients() -> None:
+    shape = architecture("lenet", 10)
+    weights = initialise(shape, 3)
+    trained = network(shape, weights).double()
+    oracle = network(shape, weights).double()
+
+    def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        shown = batches(samples(60), 2, 8, stream(1, "b"), augment=False)
+        return [(inputs.double(), labels) for inputs, labels in shown]
+
+    clip = 1.0
+    fit(trained, data(), adam_rule(clip), lambda step: cosine(step, 40))
+    optimiser = torch.optim.Adam(oracle.parameters(), lr=1e-3)
+    clipped = 0
+    for step, (inputs, labels) in enumerate(data()):
+        optimiser.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / 40)) / 2
+        optimiser.zero_grad()
+        F.cross_entropy(oracle(inputs), labels).backward()
+        clipped += float(nn.utils.clip_grad_norm_(oracle.parameters(), clip)) > clip
+        optimiser.step()
+    assert 0 < clipped < 16  # both branches
+    for name, tensor in trained.state_dict().items():
+        torch.testing.assert_close(tensor, oracle.state_dict()[name], rtol=1e-5, atol=1e-8)
+
+
+def test_feddf_teaches_the_mean_what_the_models_say(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round in float64: uniform mean, mean of logits, KL, Adam with cosine, best on the exam."""
+    monkeypatch.setattr(distill, "CHECK_EVERY", 2)
+    monkeypatch.setattr(distill, "BATCH", 16)
+    monkeypatch.setattr(distill, "LEARNING_RATE", 0.01)
+    run = api.start(small(method={"name": "feddf"}, train={"rounds": 1}))
+    run._algorithm = replace(run._algorithm, aggregate=distill.distilled(max_steps=12, patience=6))
+    shape, start, chosen = run.state.architecture, run.state.weights, select(run.config, 0)
+    models = [sgd_oracle(run, start, device, 0) for device in chosen]
+    mean = {name: sum(model[name] for model in models) / len(models) for name in start}
+    data = run.dataset
+    own = Samples.take(data.train_images, data.train_labels, run.split.server)
+    order = stream(777, "distil-exam").permutation(len(own))
+    exam, lessons = order[: round(len(own) / 10)], order[round(len(own) / 10) :]
+
+    def outputs(weights: Tensors, indices: np.ndarray) -> torch.Tensor:
+        with torch.no_grad():
+            images = own.images[indices].permute(0, 3, 1, 2).double() / 255
+            result: torch.Tensor = network(shape, weights).double()(images)
+        return result
+
+    teachers = sum(outputs(model, lessons) for model in models) / len(models)
+    student = network(shape, mean).double()
+    optimiser = torch.optim.Adam(student.parameters(), lr=0.01)
+    rng, left = stream(777, "distil", 0), np.empty(0, dtype=np.int64)
+
+    def grade() -> float:
+        given = outputs(dict(student.state_dict()), exam).argmax(1)
+        return float((given == own.labels[exam]).double().mean())
+
+    best, top, improved, steps = dict(mean), grade(), 0, 0
+    for step in range(1, 13):
+        if not len(left):
+            left = rng.permutation(len(lessons))
+        batch, left = left[:16], left[16:]
+        optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * (step - 1) / 12)) / 2
+        images = own.images[lessons[batch]].permute(0, 3, 1, 2).double() / 255
+        p, q = F.softmax(teachers[batch], 1), F.log_softmax(student(images), 1)
+        optimiser.zero_grad()
+        ((p * (p.log() - q)).sum() / len(batch)).backward()
+        nn.utils.clip_grad_norm_(student.parameters(), 5.0)
+        optimiser.step()
+        steps = step
+        if step % 2 == 0:
+            if grade() > top:
+                best, top, improved = {k: v.clone() for k, v in student.state_dict().items()}, grade(), step
+            if step - improved >= 6:
+                break
+    run.run()
+    assert run.records[0]["distill_steps"] == steps
+    assert run.records[0]["distill_accuracy"] == pytest.approx(top)
+    for name, tensor in run.state.weights.items():
+        torch.testing.assert_close(tensor.double(), best[name].double(), rtol=1e-2, atol=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from feddumap.tensors import all_finite, digest
 from feddumap.types import Answer, Broadcast, Question, Upload
 from tests.conftest import small
 
-QUICK: dict[str, Any] = {"prune_round": 1, "rate": "fixed", "fixed_rate": 0.5}
+QUICK: dict[str, Any] = {"prune_round": 1, "rate": "fixed", "fixed_rate": 0.5, "budget": "small"}
 """Set where a method has the key, so that what it does once is done early and costs little."""
 
 NAMES = sorted(menu.RECIPES)

@@ -9,7 +9,7 @@ The whole life of a method, on a model of one number (`w`) and devices that each
 ...     return {"w": weights["w"] / 2}, steps, {"halved": True}
 >>> toy = Algorithm(local=pull, server=ServerStep(init=lambda state: {}, apply=halve))
 >>> uploads = [toy.local(device, None) for device in (2, 4)]
->>> mean = toy.aggregate(uploads, None)
+>>> mean, _ = toy.aggregate(uploads, None)
 >>> weights, steps, metrics = toy.server.apply(mean, {}, None)
 >>> weights["w"], metrics
 (tensor([1.5000]), {'halved': True})
@@ -92,7 +92,7 @@ class Cohort(Protocol):
 
 Local = Callable[["Task", "Samples"], Upload]
 DeviceData = Callable[["Task"], "Samples"]
-Aggregate = Callable[[Iterable[Upload], RoundView], Tensors]
+Aggregate = Callable[[Iterable[Upload], RoundView], tuple[Tensors, Metrics]]
 Reshape = Callable[[ServerState, Context, Cohort], tuple[ServerState, Metrics]]
 
 
@@ -148,9 +148,9 @@ def own_data(task: Task) -> Samples:
     return task.holdings.samples(task.device)
 
 
-def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> Tensors:
+def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> tuple[Tensors, Metrics]:
     """w = Σ n_k w_k / Σ n_k, one upload in memory at a time."""
-    return weighted_mean((upload.samples, upload.weights) for upload in uploads)
+    return weighted_mean((upload.samples, upload.weights) for upload in uploads), {}
 
 
 def never(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:

@@ -125,8 +125,8 @@ def _follow(run: Run, name: str = "") -> None:
             terminal.follow(run, name)
     except OSError as error:
         raise FeddumapError(
-            f"cannot write {path} ({error.strerror or error}), stopped after {run.state.round} rounds: mend that "
-            f"and go on with: feddumap resume {path}"
+            f"cannot write {path} ({error.strerror or error}), stopped after {run.state.round} rounds: mend "
+            f"that and go on with: feddumap resume {path}"
         ) from error
     except KeyboardInterrupt as stop:
         terminal.say(f"stopped after {run.state.round} rounds; go on with: feddumap resume {path}")

@@ -99,3 +99,12 @@ class FedOpt(Group):
     beta1: Annotated[Beta, Field(description="β₁, of the mean update")] = 0.9
     beta2: Annotated[Beta, Field(description="β₂, of its square; fedadagrad has no use for it")] = 0.99
     tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="τ, added to √v")] = 0.001
+
+
+class Distillation(Group):
+    budget: Annotated[
+        Literal["full", "small"],
+        Field(
+            description="full: up to 10000 steps a round, stop after 1000 without gain; small: 500 and 200"
+        ),
+    ] = "full"

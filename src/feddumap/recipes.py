@@ -15,6 +15,7 @@ from feddumap.device.training import proximal
 from feddumap.groups import (
     Base,
     DeviceMomentum,
+    Distillation,
     DynamicUpdate,
     FedOpt,
     Proximal,
@@ -27,6 +28,7 @@ from feddumap.menu import RECIPES, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.uniform import uniform
+from feddumap.server.distill import distilled
 from feddumap.server.dynamic_update import dynamic, server_update, static
 from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
 from feddumap.server.hybrid import with_server
@@ -127,6 +129,13 @@ def only_device_momentum(device: DeviceMomentum) -> Algorithm:
 def hybrid_fl() -> Algorithm:
     """The server trains on its data like a device and joins the average."""
     return replace(fedavg(), aggregate=with_server, server_data=True)
+
+
+@recipe("feddf")
+def feddf(settings: Distillation) -> Algorithm:
+    """The devices' models together teach their mean, on the server's images (Lin et al.)."""
+    steps, patience = {"full": (10_000, 1000), "small": (500, 200)}[settings.budget]
+    return replace(fedavg(), aggregate=distilled(steps, patience), server_data=True)
 
 
 @recipe("hrank")

@@ -114,8 +114,9 @@ def rounds(
         weights, steps = state.weights, state.steps
         metrics: Metrics = {}
         if timing.finished:
-            weights = algorithm.aggregate(uploads, view)
+            weights, merging = algorithm.aggregate(uploads, view)
             weights, steps, metrics = algorithm.server.apply(weights, state.steps, view)
+            metrics = {**merging, **metrics}
 
         # 6. next round: the clock moves
         number = state.round

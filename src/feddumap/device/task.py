@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import nn
 
 from feddumap.config import Config
@@ -55,5 +56,8 @@ class Task:
 
 
 def weights_of(model: nn.Module) -> Tensors:
-    """A network's parameters and buffers as plain tensors on the CPU."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    """A network's parameters and buffers as plain tensors on the CPU: copies, whatever becomes of it."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in model.state_dict().items()
+    }

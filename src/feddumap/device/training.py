@@ -15,6 +15,8 @@ from feddumap.data.augment import crop_and_flip, pad
 Batch = tuple[torch.Tensor, torch.Tensor]
 Group = list[torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Schedule = Callable[[int], float]
+"""The learning rate of a step, counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,30 @@ def proximal(mu: float) -> Rule:
     return Rule(init, step)
 
 
+def adam(clip: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> Rule:
+    """Adam with bias correction, on gradients whose joint norm is clipped."""
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        zeros = [torch.zeros_like(parameter) for _ in range(2) for parameter in named.values()]
+        return [torch.zeros(()), *zeros]
+
+    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+        count, half = state[0].add_(1).item(), len(parameters) + 1
+        means, squares = state[1:half], state[half:]
+        norm = torch.stack(torch._foreach_norm(grads)).norm().item()
+        if norm > clip:
+            torch._foreach_mul_(grads, clip / norm)
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, (1 - beta2**count) ** 0.5)
+        torch._foreach_add_(roots, epsilon)
+        torch._foreach_addcdiv_(parameters, means, roots, -lr / (1 - beta1**count))
+
+    return Rule(init, step)
+
+
 def to_input(images: torch.Tensor) -> torch.Tensor:
     """Bytes [n, h, w, c] as floats in [0, 1], seen as [n, c, h, w]: channels-last in memory, no copy more."""
     return images.permute(0, 3, 1, 2) / 255
@@ -99,7 +125,11 @@ def batches(
 
 
 def fit(
-    network: nn.Module, data: Iterable[Batch], rule: Rule, lr: float, loss: Loss = F.cross_entropy
+    network: nn.Module,
+    data: Iterable[Batch],
+    rule: Rule,
+    lr: float | Schedule,
+    loss: Loss = F.cross_entropy,
 ) -> int:
     """Train `network` in place, one step a batch; returns the number of steps."""
     network.train()
@@ -110,6 +140,6 @@ def fit(
     for inputs, targets in data:
         grads = list(torch.autograd.grad(loss(network(inputs), targets), parameters))
         with torch.no_grad():
-            rule.step(parameters, grads, state, lr)
+            rule.step(parameters, grads, state, lr(steps) if callable(lr) else lr)
         steps += 1
     return steps
