@@ -112,20 +112,61 @@ def test_fedopt_averages_what_is_no_parameter() -> None:
     assert not torch.equal(weights["stem.weight"], reached["stem.weight"])
 
 
-def server_oracle(run: api.Run, start: Tensors, number: int) -> Tensors:
-    """The server's own E epochs, in double precision."""
-    config, data = run.config, run.dataset
-    own = Samples.take(data.train_images, data.train_labels, run.split.server)
+def descend(run: api.Run, start: Tensors, data: Samples, rng: np.random.Generator, number: int) -> Tensors:
+    """E epochs of SGD in double precision."""
+    config = run.config
     model = network(run.state.architecture, start).double()
-    rng = stream(config.run.seed, "server-batches", number)
     lr = config.train.lr * config.train.lr_decay**number
     for inputs, labels in batches(
-        own, config.train.epochs, config.train.batch, rng, augment=config.data.augment
+        data, config.train.epochs, config.train.batch, rng, augment=config.data.augment
     ):
         grads = torch.autograd.grad(F.cross_entropy(model(inputs.double()), labels), list(model.parameters()))
         for parameter, grad in zip(model.parameters(), grads, strict=True):
             parameter.data -= lr * grad
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def taken(run: api.Run, indices: np.ndarray) -> Samples:
+    return Samples.take(run.dataset.train_images, run.dataset.train_labels, indices)
+
+
+def server_oracle(run: api.Run, start: Tensors, number: int) -> Tensors:
+    """The server's own E epochs."""
+    rng = stream(run.config.run.seed, "server-batches", number)
+    return descend(run, start, taken(run, run.split.server), rng, number)
+
+
+@pytest.mark.parametrize("limit", [50, 2000])
+def test_data_sharing_trains_on_the_union(home: object, limit: int) -> None:
+    method = {"name": "data-sharing", "shared_samples": limit}
+    run = api.start(small(method=method, train={"rounds": 2}))
+    start, chosen, server = run.state.weights, select(run.config, 0), run.split.server
+    given = min(limit, len(server))
+    sets = []
+    for device in chosen:
+        shared = server
+        if given < len(server):
+            shared = np.sort(stream(777, "shared", device).choice(server, given, replace=False))
+        sets.append(np.concatenate([run.split.device(device), shared]))
+    models = [
+        descend(run, start, taken(run, indices), stream(777, "batches", 0, device), 0)
+        for device, indices in zip(chosen, sets, strict=True)
+    ]
+    rounds = iter(run)
+    next(rounds)
+    for name, tensor in run.state.weights.items():
+        total = sum(len(indices) * model[name] for indices, model in zip(sets, models, strict=True))
+        expected = total / sum(len(indices) for indices in sets)
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-4, atol=1e-6)
+    next(rounds)
+    first, second = run.records
+    assert first["samples"] == sum(len(run.split.device(device)) + given for device in chosen)
+    # once, each of the six devices gets its images (3 × 32 × 32 bytes) and their labels
+    assert first["bytes_down"] - second["bytes_down"] == 6 * given * (3072 + 1)
+    assert first["bytes_up"] == second["bytes_up"] == 3 * 4 * 62_006
+    # the paper's clock: 1 + min(p in %, 5) = 6 times the training
+    link = 3 * 4 * 62_006 / 2**20 * (1 / 6.25 + 1 / 12.5)
+    assert first["clock"] == pytest.approx(6 * 1.3 + link)
 
 
 def test_hybrid_fl_averages_the_server_in(home: object) -> None:

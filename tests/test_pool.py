@@ -41,7 +41,10 @@ def pool(run: api.Run) -> Iterator[Pool]:
 
 
 def local(run: api.Run) -> LocalCohort:
-    return LocalCohort(Desk(run.config, SplitHoldings(run.dataset, run.split)), Examiner(run.dataset, "cpu"))
+    return LocalCohort(
+        Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed)),
+        Examiner(run.dataset, "cpu"),
+    )
 
 
 def test_pool_and_process_agree_bit_for_bit(run: api.Run, pool: Pool) -> None:

@@ -203,7 +203,7 @@ def test_forms_and_finiteness() -> None:
 
 def test_census_tells_labels_only_when_asked(digits: Dataset) -> None:
     run = api.start(small())
-    desk = Desk(run.config, SplitHoldings(run.dataset, run.split))
+    desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed))
     message = broadcast_of(run.state, run.config)
     assert desk.answer(Question("census"), message, 2).values == {"samples": len(run.split.device(2))}
     with exact_math():

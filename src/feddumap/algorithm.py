@@ -148,6 +148,15 @@ def own_data(task: Task) -> Samples:
     return task.holdings.samples(task.device)
 
 
+def with_shared(limit: int) -> DeviceData:
+    """A device trains on what it holds and on what the server gave it (Data-sharing)."""
+
+    def device_data(task: Task) -> Samples:
+        return task.holdings.samples(task.device) + task.holdings.shared(task.device, limit)
+
+    return device_data
+
+
 def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> tuple[Tensors, Metrics]:
     """w = Σ n_k w_k / Σ n_k, one upload in memory at a time."""
     return weighted_mean((upload.samples, upload.weights) for upload in uploads), {}
@@ -165,7 +174,8 @@ class Algorithm:
 
     `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
     `gradient` of an output bias. `server_data` says whether the method needs images on the server, and
-    `check` refuses, before any work, an architecture that the method could not deal with later.
+    `check` refuses, before any work, an architecture that the method could not deal with later. `shared` is
+    how many of the server's samples each device is given before the first round, at most.
     """
 
     local: Local
@@ -176,3 +186,4 @@ class Algorithm:
     labels: Labels = "none"
     server_data: bool = False
     check: Callable[[Architecture], object] = lambda _: None
+    shared: int = 0

@@ -58,7 +58,9 @@ class Run:
         self.records: list[dict[str, Any]] = []
         self._algorithm = recipes.compose(config)
         family, classes = config.model.name, len(dataset.classes)
-        self._clock = fleet.build(config.clock, family, config.data.devices, config.run.seed)
+        # the paper's clock: training on the shared data too takes 1 + p (in %, at most 5) times as long
+        slowdown = 1 + min(100 * config.data.server_fraction, 5) if self._algorithm.shared else 1.0
+        self._clock = fleet.build(config.clock, family, config.data.devices, config.run.seed, slowdown)
         self.state = first_state(architecture(family, classes), self._algorithm, config.run.seed)
         self._wall = 0.0
         self._saved_round = -1
@@ -146,7 +148,8 @@ class Run:
         workers = config.run.workers or min(cores(), config.train.cohort)
         if workers > 1 and config.run.device == "cpu":
             return Pool(config, self.dataset.folder, self.split, len(self.dataset.test_labels), workers)
-        desk = Desk(config, SplitHoldings(self.dataset, self.split), self._algorithm)
+        holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
+        desk = Desk(config, holdings, self._algorithm)
         return LocalCohort(desk, Examiner(self.dataset, config.run.device))
 
     def _context(self, engine: Engine, progress: Progress = lambda *_: None) -> Context:

@@ -108,3 +108,9 @@ class Distillation(Group):
             description="full: up to 10000 steps a round, stop after 1000 without gain; small: 500 and 200"
         ),
     ] = "full"
+
+
+class Sharing(Group):
+    shared_samples: Annotated[
+        int, Field(ge=1, description="samples of the server's that each device is given, at most")
+    ] = 2000

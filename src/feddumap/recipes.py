@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feddumap.algorithm import Algorithm, at_round, chain
+from feddumap.algorithm import Algorithm, at_round, chain, with_shared
 from feddumap.config import Config
 from feddumap.device.local import local_sgd, restarted_momentum, train_with
 from feddumap.device.training import proximal
@@ -21,6 +21,7 @@ from feddumap.groups import (
     Proximal,
     Pruning,
     ServerMomentum,
+    Sharing,
     StaticUpdate,
     Uniform,
 )
@@ -123,6 +124,13 @@ def only_server_momentum(server: ServerMomentum) -> Algorithm:
 def only_device_momentum(device: DeviceMomentum) -> Algorithm:
     """FedAvg with momentum on the devices, restarted in each round."""
     return replace(fedavg(), local=restarted_momentum(device.device_momentum))
+
+
+@recipe("data-sharing")
+def data_sharing(settings: Sharing) -> Algorithm:
+    """Each device is given some of the server's data before the first round (Zhao et al.)."""
+    limit = settings.shared_samples
+    return replace(fedavg(), device_data=with_shared(limit), shared=limit, server_data=True)
 
 
 @recipe("hybrid-fl")

@@ -95,6 +95,8 @@ def rounds(
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Train from `state` to the configured number of rounds, yielding after each."""
     config = context.config
+    given = min(algorithm.shared, len(context.server))  # samples that each device got from the server, once
+    gift = given * config.data.devices * _sample_bytes(context)
     while state.round < config.train.rounds:
         # 1. the model changes shape, if it is time
         metered = Metered(cohort)
@@ -103,7 +105,7 @@ def rounds(
         # 2. devices are chosen; those that would miss the deadline are not waited for
         message = broadcast_of(state, config)
         chosen = select(config, state.round)
-        timing = clock.round(chosen, _work(message, context, chosen))
+        timing = clock.round(chosen, _work(message, context, chosen, given))
 
         # 3. they train, and what they send is checked
         gate = Gate(message, timing, context.progress)
@@ -136,7 +138,7 @@ def rounds(
                 samples=sum(receipt.samples for receipt in gate.receipts),
                 parameters=parameters(state.architecture),
                 macs=macs(state.architecture),
-                bytes_down=message.nbytes * len(chosen) + metered.down,
+                bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else gift),
                 bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
                 clock=state.clock,
                 metrics={**shape_metrics, **metrics, **gate.metrics()},
@@ -199,13 +201,17 @@ class Gate:
         return {name: devices for name, devices in left_out.items() if devices}
 
 
-def _work(message: Broadcast, context: Context, chosen: Sequence[int]) -> Work:
+def _sample_bytes(context: Context) -> int:
+    return context.server.nbytes // max(1, len(context.server))
+
+
+def _work(message: Broadcast, context: Context, chosen: Sequence[int], given: int) -> Work:
     return Work(
         macs=macs(message.architecture),
         full_macs=full_macs(message.architecture),
         bytes_down=message.nbytes,
         bytes_up=message.nbytes,
-        samples=context.census.samples[list(chosen)] * context.config.train.epochs,
+        samples=(context.census.samples[list(chosen)] + given) * context.config.train.epochs,
     )
 
 

@@ -18,6 +18,7 @@ from feddumap.device.task import Holdings, Task
 from feddumap.device.training import Samples
 from feddumap.models import network
 from feddumap.recipes import compose
+from feddumap.seeds import stream
 from feddumap.types import Answer, Broadcast, Question, ServerState, Upload
 
 
@@ -27,12 +28,22 @@ class SplitHoldings:
 
     dataset: Dataset
     split: Split
+    seed: int
 
     def labels(self, device: int) -> np.ndarray:
         return self.dataset.train_labels[self.split.device(device)]
 
     def samples(self, device: int) -> Samples:
-        indices = self.split.device(device)
+        return self._take(self.split.device(device))
+
+    def shared(self, device: int, limit: int) -> Samples:
+        server = self.split.server
+        if limit < len(server):
+            rng = stream(self.seed, "shared", device)
+            server = np.sort(rng.choice(server, limit, replace=False))
+        return self._take(server)
+
+    def _take(self, indices: np.ndarray) -> Samples:
         return Samples.take(self.dataset.train_images, self.dataset.train_labels, indices)
 
 

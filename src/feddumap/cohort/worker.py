@@ -32,7 +32,8 @@ class Worker:
         config = Config.parse(setup["config"])
         data = dataset.read(Path(setup["dataset"]), verify=False)
         arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
-        self._desk = Desk(config, SplitHoldings(data, Split.from_arrays(arrays, len(data.train_labels))))
+        split = Split.from_arrays(arrays, len(data.train_labels))
+        self._desk = Desk(config, SplitHoldings(data, split, config.run.seed))
         self._examiner = Examiner(data, config.run.device)
         self._down, self._up = down, up
 

@@ -24,6 +24,10 @@ class Holdings(Protocol):
 
     def samples(self, device: int) -> Samples: ...
 
+    def shared(self, device: int, limit: int) -> Samples:
+        """At most `limit` of the server's samples, which the device was given before the first round."""
+        ...
+
 
 @dataclass(frozen=True)
 class Task:

@@ -29,6 +29,14 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __add__(self, other: Samples) -> Samples:
+        return Samples(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+
+    @property
+    def nbytes(self) -> int:
+        """What sending them takes: a byte a pixel value, and a byte for each label."""
+        return self.images.nbytes + len(self.labels)
+
     @staticmethod
     def take(images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Samples:
         """Copy the chosen images out of a (memory-mapped) data set."""
