@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -114,16 +115,7 @@ def test_fedopt_averages_what_is_no_parameter() -> None:
 
 def descend(run: api.Run, start: Tensors, data: Samples, rng: np.random.Generator, number: int) -> Tensors:
     """E epochs of SGD in double precision."""
-    config = run.config
-    model = network(run.state.architecture, start).double()
-    lr = config.train.lr * config.train.lr_decay**number
-    for inputs, labels in batches(
-        data, config.train.epochs, config.train.batch, rng, augment=config.data.augment
-    ):
-        grads = torch.autograd.grad(F.cross_entropy(model(inputs.double()), labels), list(model.parameters()))
-        for parameter, grad in zip(model.parameters(), grads, strict=True):
-            parameter.data -= lr * grad
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    return walk(run, start, data, rng, number, lambda _, grad: grad)
 
 
 def taken(run: api.Run, indices: np.ndarray) -> Samples:
@@ -134,6 +126,118 @@ def server_oracle(run: api.Run, start: Tensors, number: int) -> Tensors:
     """The server's own E epochs."""
     rng = stream(run.config.run.seed, "server-batches", number)
     return descend(run, start, taken(run, run.split.server), rng, number)
+
+
+Step = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def walk(
+    run: api.Run, start: Tensors, data: Samples, rng: np.random.Generator, number: int, step: Step
+) -> Tensors:
+    """E epochs in double precision, moving each parameter by −η times what `step` makes of its gradient."""
+    config = run.config
+    model = network(run.state.architecture, start).double()
+    lr = config.train.lr * config.train.lr_decay**number
+    named = dict(model.named_parameters())
+    for inputs, labels in batches(
+        data, config.train.epochs, config.train.batch, rng, augment=config.data.augment
+    ):
+        grads = torch.autograd.grad(F.cross_entropy(model(inputs.double()), labels), list(named.values()))
+        for (name, parameter), grad in zip(named.items(), grads, strict=True):
+            parameter.data -= lr * step(name, grad)
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def averaged(sizes: list[int], models: list[Tensors]) -> Tensors:
+    names = models[0]
+    return {n: sum(s * m[n] for s, m in zip(sizes, models, strict=True)) / sum(sizes) for n in names}
+
+
+def remembering(v: Tensors, beta: float) -> tuple[Tensors, Step]:
+    """m ← β m + (1 − β) g from m = v; the first result is m as it goes along."""
+    m = {name: tensor.clone() for name, tensor in v.items()}
+
+    def step(name: str, grad: torch.Tensor) -> torch.Tensor:
+        m[name] = beta * m[name] + (1 - beta) * grad
+        return m[name]
+
+    return m, step
+
+
+def assert_carried(run: api.Run, prefix: str, expected: Tensors) -> None:
+    for name, tensor in expected.items():
+        torch.testing.assert_close(run.state.steps[prefix + name].double(), tensor, rtol=1e-3, atol=5e-6)
+
+
+@pytest.mark.parametrize("method", ["fedda", "feddu-da"])
+def test_fedda_shares_its_momentum(home: object, method: str) -> None:
+    """w ← w − η · mean P_k with P_k = (w − w_k)/η, v ← mean v_k; with FedDU both go α of the server's way."""
+    beta = 0.8
+    settings = {"partition": "dirichlet", "size_spread": 0.8}
+    run = api.start(small(method={"name": method, "momentum": beta}, data=settings, train={"rounds": 2}))
+    names = parameter_names(run.state.architecture)
+    w = {name: tensor.double() for name, tensor in run.state.weights.items()}
+    v = {name: torch.zeros_like(w[name]) for name in names}
+    rounds = iter(run)
+    for number in range(2):
+        lr = 0.05 * 0.99**number
+        chosen = select(run.config, number)
+        sizes, updates, buffers = [], [], []
+        for device in chosen:
+            m, step = remembering(v, beta)
+            data, rng = taken(run, run.split.device(device)), stream(777, "batches", number, device)
+            model = walk(run, w, data, rng, number, step)
+            sizes.append(len(data))
+            updates.append({name: (w[name] - model[name]) / lr for name in w})
+            buffers.append(m)
+        p = averaged(sizes, updates)
+        w = {name: w[name] - lr * p[name] for name in w}
+        v = averaged(sizes, buffers)
+        next(rounds)
+        if method == "feddu-da":
+            alpha = run.records[number]["alpha"]
+            assert alpha > 0.001
+            m, step = remembering(v, beta)
+            rng = stream(777, "server-batches", number)
+            own = walk(run, w, taken(run, run.split.server), rng, number, step)
+            w = {name: w[name] - lr * alpha * (w[name] - own[name]) / lr for name in w}
+            v = {name: v[name] + alpha * (m[name] - v[name]) for name in v}
+        assert_carried(run, "v/", v)
+        for name, tensor in run.state.weights.items():
+            torch.testing.assert_close(tensor.double(), w[name], rtol=1e-4, atol=2e-6)
+    for record in run.records:  # twice the traffic both ways
+        assert record["bytes_down"] == record["bytes_up"] == 3 * 2 * 4 * 62_006
+
+
+def test_mime_lite_steps_with_a_frozen_momentum(home: object) -> None:
+    """w_k ← w_k − η ((1 − β) g + β s); s ← β s + (1 − β) · the mean of the full gradients at w."""
+    beta = 0.7
+    run = api.start(small(method={"name": "mime-lite", "momentum": beta}, train={"rounds": 2}))
+    names = parameter_names(run.state.architecture)
+    w = {name: tensor.double() for name, tensor in run.state.weights.items()}
+    s = {name: torch.zeros_like(w[name]) for name in names}
+    rounds = iter(run)
+    for number in range(2):
+        sizes, models, gradients = [], [], []
+        for device in select(run.config, number):
+            data, rng = taken(run, run.split.device(device)), stream(777, "batches", number, device)
+            models.append(
+                walk(run, w, data, rng, number, lambda name, g, s=s: (1 - beta) * g + beta * s[name])
+            )
+            sizes.append(len(data))
+            model = network(run.state.architecture, w).double()
+            images = data.images.permute(0, 3, 1, 2).double() / 255
+            grads = torch.autograd.grad(F.cross_entropy(model(images), data.labels), list(model.parameters()))
+            gradients.append(dict(zip(names, grads, strict=True)))
+        w = averaged(sizes, models)
+        mean = averaged(sizes, gradients)
+        s = {name: beta * s[name] + (1 - beta) * mean[name] for name in names}
+        next(rounds)
+        assert_carried(run, "s/", s)
+        for name, tensor in run.state.weights.items():
+            torch.testing.assert_close(tensor.double(), w[name], rtol=1e-4, atol=2e-6)
+    for record in run.records:
+        assert record["bytes_down"] == record["bytes_up"] == 3 * 2 * 4 * 62_006
 
 
 @pytest.mark.parametrize("limit", [50, 2000])

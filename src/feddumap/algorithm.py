@@ -9,8 +9,8 @@ The whole life of a method, on a model of one number (`w`) and devices that each
 ...     return {"w": weights["w"] / 2}, steps, {"halved": True}
 >>> toy = Algorithm(local=pull, server=ServerStep(init=lambda state: {}, apply=halve))
 >>> uploads = [toy.local(device, None) for device in (2, 4)]
->>> mean, _ = toy.aggregate(uploads, None)
->>> weights, steps, metrics = toy.server.apply(mean, {}, None)
+>>> mean = toy.aggregate(uploads, None)
+>>> weights, steps, metrics = toy.server.apply(mean.weights, {}, None)
 >>> weights["w"], metrics
 (tensor([1.5000]), {'halved': True})
 """
@@ -18,7 +18,7 @@ The whole life of a method, on a model of one number (`w`) and devices that each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -60,12 +60,14 @@ class Context:
 
 @dataclass(frozen=True)
 class RoundView:
-    """What the server sees in a round: the state before, and the receipts of the uploads that counted."""
+    """What the server sees in a round: the state before, the receipts of the uploads that counted and, once
+    they are merged, what else they carried."""
 
     context: Context
     state: ServerState
     lr: float
     receipts: Sequence[Receipt]
+    extra: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,19 @@ class Cohort(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Merged:
+    """One model made of the uploads, what else they carried, and what there is to report."""
+
+    weights: Tensors
+    extra: Tensors = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+
+
 Local = Callable[["Task", "Samples"], Upload]
 DeviceData = Callable[["Task"], "Samples"]
-Aggregate = Callable[[Iterable[Upload], RoundView], tuple[Tensors, Metrics]]
+Aggregate = Callable[[Iterable[Upload], RoundView], Merged]
+Send = Callable[[ServerState], Tensors]
 Reshape = Callable[[ServerState, Context, Cohort], tuple[ServerState, Metrics]]
 
 
@@ -157,9 +169,18 @@ def with_shared(limit: int) -> DeviceData:
     return device_data
 
 
-def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> tuple[Tensors, Metrics]:
-    """w = Σ n_k w_k / Σ n_k, one upload in memory at a time."""
-    return weighted_mean((upload.samples, upload.weights) for upload in uploads), {}
+def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> Merged:
+    """w = Σ n_k w_k / Σ n_k, and so for what else they carry; one upload in memory at a time."""
+    names: list[str] = []
+
+    def parts() -> Iterator[tuple[float, Tensors]]:
+        for upload in uploads:
+            names[:] = upload.weights
+            yield upload.samples, {**upload.weights, **upload.extra}
+
+    mean = weighted_mean(parts())
+    weights = {name: mean.pop(name) for name in names}
+    return Merged(weights, mean)
 
 
 def never(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
@@ -175,7 +196,8 @@ class Algorithm:
     `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
     `gradient` of an output bias. `server_data` says whether the method needs images on the server, and
     `check` refuses, before any work, an architecture that the method could not deal with later. `shared` is
-    how many of the server's samples each device is given before the first round, at most.
+    how many of the server's samples each device is given before the first round, at most. `send` is what a
+    broadcast carries besides the weights.
     """
 
     local: Local
@@ -187,3 +209,4 @@ class Algorithm:
     server_data: bool = False
     check: Callable[[Architecture], object] = lambda _: None
     shared: int = 0
+    send: Send = lambda _: {}

@@ -114,3 +114,7 @@ class Sharing(Group):
     shared_samples: Annotated[
         int, Field(ge=1, description="samples of the server's that each device is given, at most")
     ] = 2000
+
+
+class SharedMomentum(Group):
+    momentum: Annotated[Beta, Field(description="β of the momentum that server and devices share")] = 0.9

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from feddumap.algorithm import Algorithm, at_round, chain, with_shared
 from feddumap.config import Config
-from feddumap.device.local import local_sgd, restarted_momentum, train_with
+from feddumap.device.local import local_sgd, mime_lite, restarted_momentum, shared_momentum, train_with
 from feddumap.device.training import proximal
 from feddumap.groups import (
     Base,
@@ -21,6 +21,7 @@ from feddumap.groups import (
     Proximal,
     Pruning,
     ServerMomentum,
+    SharedMomentum,
     Sharing,
     StaticUpdate,
     Uniform,
@@ -29,6 +30,7 @@ from feddumap.menu import RECIPES, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.uniform import uniform
+from feddumap.server.carried import sending, shared_average, statistic, with_update
 from feddumap.server.distill import distilled
 from feddumap.server.dynamic_update import dynamic, server_update, static
 from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
@@ -124,6 +126,29 @@ def only_server_momentum(server: ServerMomentum) -> Algorithm:
 def only_device_momentum(device: DeviceMomentum) -> Algorithm:
     """FedAvg with momentum on the devices, restarted in each round."""
     return replace(fedavg(), local=restarted_momentum(device.device_momentum))
+
+
+@recipe("fedda")
+def fedda(settings: SharedMomentum) -> Algorithm:
+    """Momentum that server and devices share, sent both ways (Jin et al.)."""
+    local = shared_momentum(settings.momentum)
+    return Algorithm(local=local, server=shared_average(), send=sending("v/"))
+
+
+@recipe("feddu-da")
+def feddu_da(update: DynamicUpdate, settings: SharedMomentum) -> Algorithm:
+    """FedDU with FedDA's shared momentum."""
+    rule = dynamic(update.c, update.decay, update.accuracy_weight)
+    server = with_update(rule, settings.momentum, hold_out=update.decay == "held-out")
+    return replace(fedda(settings), server=server, labels=update.label_mix, server_data=True)
+
+
+@recipe("mime-lite")
+def mimelite(settings: SharedMomentum) -> Algorithm:
+    """Devices step with the server's frozen momentum and send a full gradient (Karimireddy et al.)."""
+    return Algorithm(
+        local=mime_lite(settings.momentum), server=statistic(settings.momentum), send=sending("s/")
+    )
 
 
 @recipe("data-sharing")

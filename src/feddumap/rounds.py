@@ -103,7 +103,7 @@ def rounds(
         state, shape_metrics = algorithm.reshape(state, context, metered)
 
         # 2. devices are chosen; those that would miss the deadline are not waited for
-        message = broadcast_of(state, config)
+        message = replace(broadcast_of(state, config), extra=algorithm.send(state))
         chosen = select(config, state.round)
         timing = clock.round(chosen, _work(message, context, chosen, given))
 
@@ -116,9 +116,10 @@ def rounds(
         weights, steps = state.weights, state.steps
         metrics: Metrics = {}
         if timing.finished:
-            weights, merging = algorithm.aggregate(uploads, view)
-            weights, steps, metrics = algorithm.server.apply(weights, state.steps, view)
-            metrics = {**merging, **metrics}
+            merged = algorithm.aggregate(uploads, view)
+            view = replace(view, extra=merged.extra)
+            weights, steps, metrics = algorithm.server.apply(merged.weights, state.steps, view)
+            metrics = {**merged.metrics, **metrics}
 
         # 6. next round: the clock moves
         number = state.round
@@ -179,7 +180,8 @@ class Gate:
         expected = len(self._timing.finished)
         for count, upload in enumerate(uploads, start=1):
             self._progress("devices", count, expected)
-            if upload.round != self._message.round or not same_form(upload.weights, self._message.weights):
+            fits = same_form(upload.weights, self._message.weights) and _named_alike(upload)
+            if upload.round != self._message.round or not fits:
                 raise FeddumapError(
                     f"device {upload.device} answered round {self._message.round} with a model of round "
                     f"{upload.round} or of another form: server and device differ in version or method"
@@ -199,6 +201,15 @@ class Gate:
         """What deserves a place in the record: only where something was left out."""
         left_out = {"dropped": list(self._timing.dropped), "rejected": self._rejected}
         return {name: devices for name, devices in left_out.items() if devices}
+
+
+def _named_alike(upload: Upload) -> bool:
+    """Whether all that an upload carries besides its weights is shaped like the weights it is named after."""
+    for name, tensor in upload.extra.items():
+        like = upload.weights.get(name.rsplit("/", 1)[-1])
+        if like is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
+            return False
+    return True
 
 
 def _sample_bytes(context: Context) -> int:

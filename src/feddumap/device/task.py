@@ -53,6 +53,11 @@ class Task:
         rng = self.rng("batches")
         return batches(placed, train.epochs, train.batch, rng, augment=self.config.data.augment)
 
+    def received(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The tensors that came along under a prefix, by parameter name."""
+        extra = self.broadcast.extra
+        return {name.removeprefix(prefix): t for name, t in extra.items() if name.startswith(prefix)}
+
     def upload(self, trained: nn.Module, samples: Samples, steps: int) -> Upload:
         """The trained model as it goes back, in the names and shapes it came in."""
         weights = weights_of(trained)
@@ -61,7 +66,9 @@ class Task:
 
 def weights_of(model: nn.Module) -> Tensors:
     """A network's parameters and buffers as plain tensors on the CPU: copies, whatever becomes of it."""
-    return {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict().items()
-    }
+    return {name: plain(tensor) for name, tensor in model.state_dict().items()}
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, laid out in the ordinary way."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

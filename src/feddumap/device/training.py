@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,30 @@ def momentum(beta: float) -> Rule:
         torch._foreach_mul_(state, beta)
         torch._foreach_add_(state, grads, alpha=1 - beta)
         torch._foreach_add_(parameters, state, alpha=-lr)
+
+    return Rule(init, step)
+
+
+def carried_momentum(beta: float, carried: dict[str, torch.Tensor]) -> Rule:
+    """The same from a given m, by parameter name. `carried` is updated in place and holds m afterwards."""
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        for name, parameter in named.items():
+            carried[name] = torch.empty_like(parameter).copy_(carried[name])
+        return [carried[name] for name in named]
+
+    return replace(momentum(beta), init=init)
+
+
+def frozen_momentum(beta: float, state: dict[str, torch.Tensor]) -> Rule:
+    """w ← w − η ((1 − β) g + β s) with the server's s, which stays as it is (MimeLite)."""
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        return [torch.empty_like(parameter).copy_(state[name]) for name, parameter in named.items()]
+
+    def step(parameters: Group, grads: Group, frozen: Group, lr: float) -> None:
+        torch._foreach_add_(parameters, grads, alpha=-lr * (1 - beta))
+        torch._foreach_add_(parameters, frozen, alpha=-lr * beta)
 
     return Rule(init, step)
 
@@ -151,3 +175,16 @@ def fit(
             rule.step(parameters, grads, state, lr(steps) if callable(lr) else lr)
         steps += 1
     return steps
+
+
+def full_gradient(network: nn.Module, samples: Samples) -> dict[str, torch.Tensor]:
+    """∇ of the mean loss over all samples, without augmentation, in eval mode and in fixed chunks."""
+    network.eval()
+    named = dict(network.named_parameters())
+    total = [torch.zeros_like(parameter) for parameter in named.values()]
+    for start in range(0, len(samples), 250):
+        stretch = slice(start, start + 250)
+        outputs = network(to_input(samples.images[stretch]))
+        loss = F.cross_entropy(outputs, samples.labels[stretch], reduction="sum")
+        torch._foreach_add_(total, list(torch.autograd.grad(loss, list(named.values()))))
+    return {name: grad / len(samples) for name, grad in zip(named, total, strict=True)}

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.algorithm import Aggregate, Metrics, RoundView
+from feddumap.algorithm import Aggregate, Merged, RoundView
 from feddumap.device.evaluation import chunks, score
 from feddumap.device.task import weights_of
 from feddumap.device.training import Batch, Samples, adam, fit, to_input
@@ -33,7 +33,7 @@ def distilled(max_steps: int, patience: int) -> Aggregate:
     is kept from the teaching; it stops after `patience` steps without a better score.
     """
 
-    def aggregate(uploads: Iterable[Upload], view: RoundView) -> tuple[Tensors, Metrics]:
+    def aggregate(uploads: Iterable[Upload], view: RoundView) -> Merged:
         lessons, exam = divide(view)
         total = torch.zeros(len(lessons), view.state.architecture.classes)
 
@@ -49,7 +49,8 @@ def distilled(max_steps: int, patience: int) -> Aggregate:
         rng = stream(view.context.config.run.seed, "distil", view.state.round)
         data = course.batches(rng, max_steps, patience)
         steps = fit(course.student, data, adam(CLIP), lambda step: cosine(step, max_steps), divergence)
-        return course.best, {"distill_steps": steps, "distill_accuracy": course.accuracy}
+        report = {"distill_steps": steps, "distill_accuracy": course.accuracy}
+        return Merged(course.best, metrics=report)
 
     return aggregate
 

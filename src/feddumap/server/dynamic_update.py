@@ -11,6 +11,7 @@ import torch
 
 from feddumap.algorithm import Metrics, Progress, RoundView, ServerStep
 from feddumap.data.divergence import divergence
+from feddumap.device import training
 from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.task import weights_of
 from feddumap.device.training import Batch, Samples, batches, fit, sgd
@@ -35,6 +36,8 @@ class Reach(NamedTuple):
 
 
 Rule = Callable[[Score, Samples, RoundView], tuple[Reach, Metrics]]
+Trainer = Callable[[Tensors, Samples, RoundView], tuple[Tensors, Tensors]]
+"""Trains a copy of the weights on samples; returns it, and tensors that were carried along."""
 
 
 def interpolate(start: Tensors, end: Tensors, alpha: float) -> Tensors:
@@ -102,12 +105,14 @@ def static(effective_steps: int | Literal["full"]) -> Rule:
     return rule
 
 
-def server_update(rule: Rule, *, hold_out: bool = False) -> ServerStep:
+def server_update(rule: Rule, *, hold_out: bool = False, trainer: Trainer | None = None) -> ServerStep:
     """Train a copy on the server's data, then go the share α of the way there.
 
     With `hold_out`, a fifth of the server's images is kept from training, and of several decays the one whose
-    models had the lowest loss on them so far is used: one copy serves them all, only α differs.
+    models had the lowest loss on them so far is used: one copy serves them all, only α differs. `trainer` may
+    be given to train the copy otherwise; tensors that it carries along go the same share of the way.
     """
+    train = trainer or train_copy
 
     def init(state: object) -> Tensors:
         return {"losses": torch.zeros(len(DECAYS), dtype=torch.float64)} if hold_out else {}
@@ -122,9 +127,10 @@ def server_update(rule: Rule, *, hold_out: bool = False) -> ServerStep:
         tau = config.train.epochs * math.ceil(len(server) / config.train.batch)
         metrics = {"server_accuracy": before.accuracy, **metrics}
         if max(alphas) <= NEGLIGIBLE:
-            return weights, steps, {"alpha": max(alphas), "tau_eff": 0.0, "skipped": "negligible", **metrics}
+            said = {"alpha": max(alphas), "tau_eff": 0.0, "skipped": "negligible", **metrics}
+            return weights, {**steps, **view.extra}, said
         # 2. a copy trains τ = E·⌈n0/B⌉ steps
-        trained = train_copy(weights, server, view)
+        trained, carried = train(weights, server, view)
         # 3. part of the way, as far as the decay lets it
         choice = 0
         if hold_out:
@@ -132,7 +138,8 @@ def server_update(rule: Rule, *, hold_out: bool = False) -> ServerStep:
                 evaluate(interpolate(weights, trained, alpha), held, view).mean_loss for alpha in alphas
             ]
             if all(map(math.isfinite, losses)):  # else no later sum could be compared
-                steps = {"losses": steps["losses"] + torch.tensor(losses, dtype=torch.float64)}
+                summed = steps["losses"] + torch.tensor(losses, dtype=torch.float64)
+                steps = {**steps, "losses": summed}
             choice = int(steps["losses"].argmin())
             metrics["decay"] = reach.decays[choice]
         alpha = alphas[choice]
@@ -140,7 +147,9 @@ def server_update(rule: Rule, *, hold_out: bool = False) -> ServerStep:
         # 4. a step that makes the server's own loss explode is taken back, and said
         after = evaluate(moved, server, view)
         if exploded(before.mean_loss, after.mean_loss, state.architecture.classes):
-            return weights, steps, {"alpha": alpha, "tau_eff": 0.0, "skipped": "exploded", **metrics}
+            said = {"alpha": alpha, "tau_eff": 0.0, "skipped": "exploded", **metrics}
+            return weights, {**steps, **view.extra}, said
+        steps = {**steps, **interpolate(view.extra, carried, alpha)}
         return moved, steps, {"alpha": alpha, "tau_eff": alpha * tau, **metrics}
 
     return ServerStep(init, apply)
@@ -171,8 +180,10 @@ def evaluate(weights: Tensors, samples: Samples, view: RoundView) -> Score:
     return Score.total(score(model, part) for part in parts)
 
 
-def train_copy(weights: Tensors, samples: Samples, view: RoundView) -> Tensors:
-    """E epochs of plain SGD at this round's learning rate."""
+def train_copy(
+    weights: Tensors, samples: Samples, view: RoundView, rule: training.Rule | None = None
+) -> tuple[Tensors, Tensors]:
+    """E epochs of plain SGD (or another rule) at this round's learning rate; nothing is carried along."""
     config = view.context.config
     model = network(view.state.architecture, weights).to(config.run.device)
     rng = stream(config.run.seed, "server-batches", view.state.round)
@@ -180,8 +191,8 @@ def train_copy(weights: Tensors, samples: Samples, view: RoundView) -> Tensors:
     train = config.train
     data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment)
     total = train.epochs * math.ceil(len(samples) / train.batch)
-    fit(model, ticking(data, total, view.context.progress), sgd(), view.lr)
-    return weights_of(model)
+    fit(model, ticking(data, total, view.context.progress), rule or sgd(), view.lr)
+    return weights_of(model), {}
 
 
 def ticking(data: Iterable[Batch], total: int, progress: Progress) -> Iterator[Batch]:
