@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from feddumap.config import Config
 from feddumap.data import sources
 from feddumap.data.dataset import Dataset
 
-# before any fixture moves FEDDUMAP_HOME: where real CIFAR may lie
-REAL_HOME = os.environ.get("FEDDUMAP_HOME")
+# a busy machine is no mistake, and the same examples every time make a failure repeatable
+settings.register_profile("feddumap", deadline=None, derandomize=True)
+settings.load_profile("feddumap")
 
 
 @pytest.fixture(scope="session")
