@@ -19,7 +19,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 tests: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
