@@ -63,3 +63,12 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     assert torch.get_num_threads() == before
+
+
+@pytest.fixture
+def one_thread(_threads: None) -> Iterator[None]:
+    """As in a run, for what a test computes without one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -26,14 +25,7 @@ from feddumap.pruning.lanczos import Spectrum, flat, hessian
 from feddumap.pruning.rates import node_rate
 from feddumap.types import Question
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a run; small sums are not worth two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny(*, norm: bool = False, smooth: bool = True, seed: int = 0) -> nn.Sequential:

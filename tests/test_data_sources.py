@@ -569,7 +569,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[start:stop])
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-        pass
+        """Requests are kept in `asked`; nothing is printed."""
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from feddumap import api
 from feddumap.config import Config
@@ -277,3 +278,27 @@ def test_workers_do_not_change_a_bit(home: Path, tmp_path: Path) -> None:
     assert len(runs[0].records[PRUNED]["pruning"]["nodes"]) == 5
     assert runs[0].state.architecture == runs[1].state.architecture
     assert runs[0].records[-1]["parameters"] < runs[0].records[0]["parameters"]
+
+
+def grouped(classes: int) -> nn.Module:
+    """Normalisation over groups of channels, which one channel less would break."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 5, stride=4), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 49, classes)
+    )
+
+
+def test_a_network_that_cannot_be_cut_is_refused_before_training(home: object) -> None:
+    for name in ("fedap", "hrank"):
+        keys = {"model": {"name": "tests.test_fedap:grouped"}, "clock": {"train_seconds": 1.0}}
+        with pytest.raises(FeddumapError, match="cannot be pruned"):
+            api.start(small(method={"name": name}, **keys))
+    api.start(small(**keys))  # without pruning it may train
+
+
+def test_a_pruning_that_never_comes_is_said(home: object) -> None:
+    said: list[str] = []
+    api.start(small(method={"name": "fedap"}), say=said.append)
+    assert any("method.prune_round = 30 is not reached in 3 rounds" in line for line in said)
+    said.clear()
+    api.start(small(method={"name": "fedap", "prune_round": 2}), say=said.append)
+    assert not any("prune_round" in line for line in said)

@@ -32,10 +32,10 @@ from feddumap.server.dynamic_update import (
     static,
 )
 from feddumap.tensors import digest
-from tests.test_feddum import assert_near, descend, feddu_round, measure, one_thread, taken, view_of
+from tests.test_feddum import assert_near, descend, feddu_round, measure, taken, view_of
 from tests.test_methods import outcome, resumed, tiny
 
-__all__ = ["one_thread"]  # a fixture
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def feddu(**keys: Any) -> Config:

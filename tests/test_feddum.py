@@ -6,7 +6,7 @@ The oracles at the top also serve FedDU, which is FedDUM without momentum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,14 +29,7 @@ from feddumap.tensors import digest
 from feddumap.types import ServerState, Tensors
 from tests.test_methods import tiny
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a run, also for what is done here without one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)

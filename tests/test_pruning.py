@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,14 +23,7 @@ from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import dropped, layer_rates, node_weights, threshold
 from feddumap.types import Architecture, ServerState, Tensors
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a run; small sums are not worth two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- networks that users might bring --------------------------------------------------------------------

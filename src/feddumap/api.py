@@ -202,6 +202,9 @@ def start(
     resolved, dataset = _resolve(_config(config), say)
     run = Run(resolved, dataset, _split(resolved, dataset, say))
     run.check()
+    late, rounds = resolved.method.settings.get("prune_round"), resolved.train.rounds
+    if late is not None and late >= rounds:
+        say(f"method.prune_round = {late} is not reached in {rounds} rounds: nothing will be pruned")
     if out is not None:
         run.directory = RunDirectory.create(Path(out), resolved, run.split)
     return run

@@ -6,6 +6,7 @@ over it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from feddumap.algorithm import Algorithm, at_round, chain, with_shared
@@ -28,6 +29,7 @@ from feddumap.groups import (
 )
 from feddumap.menu import RECIPES, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
+from feddumap.pruning.cut import try_out
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.uniform import uniform
 from feddumap.server.carried import sending, shared_average, statistic, with_update
@@ -36,6 +38,7 @@ from feddumap.server.dynamic_update import dynamic, server_update, static
 from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
 from feddumap.server.hybrid import with_server
 from feddumap.server.momentum import server_momentum
+from feddumap.types import Architecture
 
 
 @recipe("fedavg")
@@ -92,8 +95,13 @@ def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
         reshape=at_round(pruning.prune_round, cut),
         labels=pruning.label_mix,
         server_data=base.server_data or (pruning.rate != "fixed" and pruning.rate_nodes == "server"),
-        check=lambda shape: prunable(shape).choose(coupled=pruning.coupled),
+        check=prunable_with(pruning.coupled),
     )
+
+
+def prunable_with(coupled: bool) -> Callable[[Architecture], None]:
+    """Refuses, before any training, a network that could not be cut when its time comes."""
+    return lambda shape: try_out(shape, prunable(shape).choose(coupled=coupled))
 
 
 @recipe("fedap")
@@ -180,7 +188,7 @@ def hrank(
     return replace(
         method,
         reshape=at_round(settings.prune_round, uniform(settings.prune_rate, settings.coupled)),
-        check=lambda shape: prunable(shape).choose(coupled=settings.coupled),
+        check=prunable_with(settings.coupled),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from feddumap.errors import FeddumapError
 from feddumap.models import build, channels_of
-from feddumap.pruning.graph import trace
+from feddumap.pruning.graph import Layer, trace
 from feddumap.types import Architecture, ServerState, Tensors
 
 
@@ -71,6 +71,12 @@ def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> Cut:
         raise FeddumapError(f"{architecture.family} cannot be pruned: {error}") from error
     positions = {name: tensor.round().long() for name, tensor in network.state_dict().items() if tensor.dim()}
     return Cut(replace(architecture, channels=channels_of(network)), positions)
+
+
+def try_out(architecture: Architecture, layers: Sequence[Layer]) -> None:
+    """Cut one channel of each layer, for nothing: a network that cannot be cut is refused before training."""
+    widths = architecture.widths
+    plan(architecture, {layer.leader: [0] for layer in layers if widths[layer.leader] > 1})
 
 
 @torch.no_grad()
