@@ -77,18 +77,29 @@ def test_workers_do_not_change_a_run(home: Path, family: str) -> None:
         assert {**one, "wall": 0} == {**two, "wall": 0}
 
 
+def successor(pool: Pool, victim: int) -> int:
+    """The id of the second worker, once it is no longer the victim."""
+    deadline = time.monotonic() + 60
+    while (pid := pool.pids[1]) == victim:
+        assert time.monotonic() < deadline, f"worker {victim} was killed and not replaced"
+        time.sleep(0.01)
+    return pid
+
+
 def test_a_killed_worker_is_replaced_and_its_device_retrained(run: api.Run, pool: Pool) -> None:
     message = broadcast_of(run.state, run.config)
     with exact_math():
         expected = [digest(upload.weights) for upload in local(run).train(message, range(12))]
-    before = pool.pids
+    victims = [pool.pids[1]]
     got = []
     for count, upload in enumerate(pool.train(message, range(12))):
         got.append(digest(upload.weights))
+        if count == 5:
+            victims.append(successor(pool, victims[0]))
         if count in (1, 5):
-            os.kill(pool.pids[count % 2], signal.SIGKILL)
+            os.kill(victims[-1], signal.SIGKILL)
     assert got == expected
-    assert len(set(pool.pids) - set(before)) >= 1
+    assert successor(pool, victims[1]) not in victims
 
 
 def test_a_job_that_kills_every_worker_ends_the_run_with_a_sentence(
