@@ -13,7 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
     ["errors", "seeds", "types", "files", "runtime"],
-    ["tensors", "config", "curves"],
+    ["tensors", "config", "curves", "memory"],
     ["data", "models", "fleet", "selection"],
     ["algorithm", "device", "pruning"],
     ["server", "menu"],
@@ -22,8 +22,10 @@ LAYERS = [
     ["cohort", "rounds"],
     ["runs"],
     ["api", "demo"],
+    ["grid"],
+    ["grid_jobs"],
     ["terminal"],
-    ["overview", "story"],
+    ["overview", "story", "grid_view"],
     ["cli"],
     ["__main__"],
 ]
@@ -89,7 +91,7 @@ def test_there_is_one_training_loop() -> None:
 
 def test_runs_are_written_in_one_place() -> None:
     writers = users_of("write_text", "write_bytes", "save_file", "to_bytes")
-    assert writers <= {"runs.py", "files.py", "data/dataset.py"}
+    assert writers <= {"runs.py", "memory.py", "files.py", "data/dataset.py"}
 
 
 def test_nothing_is_unpickled() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from feddumap.config import ClockConfig
 from feddumap.errors import FeddumapError
-from feddumap.fleet import BLOCK, TRAIN_SECONDS, Clock, Fleet, PaperClock, Timing, Work, build
+from feddumap.fleet import BLOCK, TRAIN_SECONDS, Fleet, PaperClock, Timing, Work, build
 
 # family: parameters and forward multiply-adds with 10 classes
 MODELS = {
@@ -21,8 +21,16 @@ MODELS = {
 HEADER = "device,macs_per_second,down_mbit,up_mbit\n"
 
 
-def work(macs: int = 100, full: int = 100, down: int = 0, up: int = 0, samples: Sequence[int] = (1,)) -> Work:
-    return Work(macs, full, down, up, np.array(samples, dtype=np.int64))
+def work(
+    macs: int = 100,
+    full: int = 100,
+    down: int = 0,
+    up: int = 0,
+    samples: Sequence[int] = (1,),
+    times: int = 1,
+) -> Work:
+    counts = np.array(samples, dtype=np.int64)
+    return Work(macs, full, down, up, times * counts, counts)
 
 
 def paper_round(family: str, factor: int = 1) -> Work:
@@ -59,16 +67,17 @@ def test_pruning_slowdown_and_bytes_act_on_their_own_terms() -> None:
     parameters, macs = MODELS["cnn"]
     train, size = 2.3, 4 * parameters
     send = 10 * size / 2**20 * 0.24
-    clock, slow = build(ClockConfig(), "cnn", 100, 777), build(ClockConfig(), "cnn", 100, 777, slowdown=6.0)
+    clock = build(ClockConfig(), "cnn", 100, 777)
 
-    def seconds(clock: Clock, macs_now: int, down: int, up: int) -> float:
-        return clock.round(range(10), work(macs_now, macs, down, up, [2000] * 10)).seconds
+    def seconds(macs_now: int, down: int, up: int, times: int = 1) -> float:
+        return clock.round(range(10), work(macs_now, macs, down, up, [2000] * 10, times)).seconds
 
-    assert seconds(clock, macs // 2, size, size) == pytest.approx(train / 2 + send)
-    assert seconds(slow, macs, size, size) == pytest.approx(6 * train + send)
-    assert seconds(clock, macs, 2 * size, 2 * size) == pytest.approx(train + 2 * send)  # FedDA
-    assert seconds(clock, macs, size, 2 * size) == pytest.approx(train + 1.5 * send)
-    assert seconds(clock, macs, size, 3 * size) == seconds(clock, macs, 3 * size, size)
+    assert seconds(macs // 2, size, size) == pytest.approx(train / 2 + send)
+    assert seconds(macs, size, size, times=6) == pytest.approx(6 * train + send)
+    assert seconds(macs, 2 * size, 2 * size) == pytest.approx(train + 2 * send)  # FedDA
+    assert seconds(macs, size, 2 * size) == pytest.approx(train + 1.5 * send)
+    assert seconds(macs, size, 3 * size) == seconds(macs, 3 * size, size)
+    assert clock.transfer(range(100), size) == pytest.approx(10 * send / 2)
 
 
 def test_paper_needs_a_known_family_or_a_time() -> None:
@@ -76,7 +85,7 @@ def test_paper_needs_a_known_family_or_a_time() -> None:
         build(ClockConfig(), "mine", 100, 777)
     clock = build(ClockConfig(train_seconds=4.5), "mine", 100, 777)
     assert clock.round([3], work()).seconds == 4.5
-    assert build(ClockConfig(train_seconds=4.5), "cnn", 100, 777) == PaperClock(4.5, 1.0)
+    assert build(ClockConfig(train_seconds=4.5), "cnn", 100, 777) == PaperClock(4.5)
 
 
 @pytest.mark.parametrize(

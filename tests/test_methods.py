@@ -112,7 +112,7 @@ class Meter(LocalCohort):
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         self.down[broadcast.round] += broadcast.nbytes * len(devices)
         for upload in super().train(broadcast, devices):
-            self.up[broadcast.round] += upload.nbytes
+            self.up[broadcast.round] += upload.nbytes(broadcast.mask)
             yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:

@@ -21,10 +21,11 @@ from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
 from feddumap.cohort.pool import Pool
 from feddumap.cohort.region import Region
 from feddumap.errors import FeddumapError
+from feddumap.memory import Shelf
 from feddumap.rounds import broadcast_of
 from feddumap.runtime import exact_math
 from feddumap.tensors import digest
-from feddumap.types import Question
+from feddumap.types import Question, Tensors
 from tests.conftest import small
 
 
@@ -35,7 +36,7 @@ def run(home: Path) -> api.Run:
 
 @pytest.fixture
 def pool(run: api.Run) -> Iterator[Pool]:
-    made = Pool(run.config, run.dataset.folder, run.split, len(run.dataset.test_labels), 2)
+    made = Pool(run.config, run.dataset.folder, run.split, len(run.dataset.test_labels), 2, Shelf())
     yield made
     made.close()
 
@@ -44,6 +45,7 @@ def local(run: api.Run) -> LocalCohort:
     return LocalCohort(
         Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed)),
         Examiner(run.dataset, "cpu"),
+        Shelf(),
     )
 
 
@@ -107,9 +109,9 @@ def test_a_job_that_kills_every_worker_ends_the_run_with_a_sentence(
 ) -> None:
     original = pool_module.Process.call
 
-    def call(self: pool_module.Process, job: dict[str, object]) -> dict[str, object]:
+    def call(self: pool_module.Process, job: dict[str, object], memory: Tensors) -> dict[str, object]:
         self.kill()
-        return original(self, job)
+        return original(self, job, memory)
 
     monkeypatch.setattr(pool_module.Process, "call", call)
     with pytest.raises(FeddumapError, match=r"train job died 3 times \(last: signal 9\).* lower run.workers"):
@@ -135,11 +137,9 @@ def test_results_in_flight_are_bounded(run: api.Run, pool: Pool) -> None:
             taken += 1
             yield device
 
+    header = pool._share(broadcast_of(run.state, run.config))
     results = pool._in_order(
-        (
-            {"verb": "train", "broadcast": pool._share(broadcast_of(run.state, run.config)), "device": device}
-            for device in devices()
-        ),
+        (({"verb": "train", "broadcast": header, "device": device}, {}) for device in devices()),
         lambda reply, _: reply["device"],
     )
     assert next(results) == 0
@@ -183,6 +183,7 @@ def test_closing_in_the_middle_of_a_job(run: api.Run) -> None:
         run.split,
         len(run.dataset.test_labels),
         2,
+        Shelf(),
     )
     uploads = made.train(broadcast_of(run.state, run.config), [0, 1, 2, 3, 4])
     threading.Timer(3, made.close).start()

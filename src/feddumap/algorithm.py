@@ -18,12 +18,13 @@ The whole life of a method, on a model of one number (`w`) and devices that each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from feddumap.config import Config
+from feddumap.selection import select
 from feddumap.tensors import weighted_mean
 from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
 
@@ -146,11 +147,51 @@ def chain(*links: ServerStep) -> ServerStep:
     return ServerStep(init, apply)
 
 
+def beside(server: ServerStep, *prefixes: str) -> ServerStep:
+    """A server step, and tensors of the reshaping step's beside its own: those under the prefixes are left
+    alone, and what uploads carry under them is kept for it."""
+
+    def reserved(name: str) -> bool:
+        return name.startswith(prefixes)
+
+    def apply(weights: Tensors, steps: Tensors, view: RoundView) -> tuple[Tensors, Tensors, Metrics]:
+        kept = {name: tensor for name, tensor in {**steps, **view.extra}.items() if reserved(name)}
+        own = {name: tensor for name, tensor in steps.items() if not reserved(name)}
+        carried = {name: tensor for name, tensor in view.extra.items() if not reserved(name)}
+        weights, own, metrics = server.apply(weights, own, replace(view, extra=carried))
+        return weights, {**own, **kept}, metrics
+
+    return ServerStep(server.init, apply)
+
+
 def at_round(number: int, change: Reshape) -> Reshape:
     """Change the shape once, when `number` rounds have finished."""
 
     def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
         return change(state, context, cohort) if state.round == number else (state, {})
+
+    return reshape
+
+
+def every(rounds: int, change: Reshape) -> Reshape:
+    """Change the shape again and again, whenever so many more rounds have finished."""
+
+    def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
+        due = state.round > 0 and state.round % rounds == 0
+        return change(state, context, cohort) if due else (state, {})
+
+    return reshape
+
+
+def first_of(*changes: Reshape) -> Reshape:
+    """The first of several reshaping steps whose time it is."""
+
+    def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
+        for change in changes:
+            changed, metrics = change(state, context, cohort)
+            if changed is not state:
+                return changed, metrics
+        return state, {}
 
     return reshape
 
@@ -188,6 +229,11 @@ def never(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerS
     return state, {}
 
 
+def epochs_over(samples: np.ndarray, given: int, config: Config) -> np.ndarray:
+    """E epochs over what a device holds and what it was given."""
+    return (samples + given) * config.train.epochs
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """The five slots: what a device trains on, how it trains, how uploads become one model, what the server
@@ -196,8 +242,10 @@ class Algorithm:
     `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
     `gradient` of an output bias. `server_data` says whether the method needs images on the server, and
     `check` refuses, before any work, an architecture that the method could not deal with later. `shared` is
-    how many of the server's samples each device is given before the first round, at most. `send` is what a
-    broadcast carries besides the weights.
+    how many of the server's samples each device is given before the first round, at most; the time that
+    takes is on the clock if `shared_on_clock`. `send` is what a broadcast carries besides the weights. For
+    the clock, `passes` tells how many samples each chosen device goes through (from their n_k and the number
+    given), and `reply` how many bytes it will send. A `one_shot` method has one round, with every device.
     """
 
     local: Local
@@ -209,4 +257,16 @@ class Algorithm:
     server_data: bool = False
     check: Callable[[Architecture], object] = lambda _: None
     shared: int = 0
+    shared_on_clock: bool = False
     send: Send = lambda _: {}
+    passes: Callable[[np.ndarray, int, Config], np.ndarray] = epochs_over
+    reply: Callable[[Broadcast], int] = lambda message: message.reply_nbytes
+    one_shot: bool = False
+
+    def rounds(self, config: Config) -> int:
+        """How many rounds a run has."""
+        return min(1, config.train.rounds) if self.one_shot else config.train.rounds
+
+    def choose(self, config: Config, number: int) -> Sequence[int]:
+        """The devices of a round."""
+        return range(config.data.devices) if self.one_shot else select(config, number)

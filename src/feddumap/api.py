@@ -24,9 +24,10 @@ from feddumap.data.partition import Split
 from feddumap.device.evaluation import Score
 from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
+from feddumap.memory import Memory, Shelf
 from feddumap.models import architecture, network
-from feddumap.models.cost import macs, parameters
-from feddumap.rounds import RoundRecord, first_state, rounds, take_census
+from feddumap.models.cost import macs
+from feddumap.rounds import RoundRecord, first_state, in_use, rounds, take_census
 from feddumap.runs import RunDirectory
 from feddumap.runtime import cores, exact_math
 from feddumap.types import ServerState
@@ -58,12 +59,16 @@ class Run:
         self.records: list[dict[str, Any]] = []
         self._algorithm = recipes.compose(config)
         family, classes = config.model.name, len(dataset.classes)
-        # the paper's clock: training on the shared data too takes 1 + p (in %, at most 5) times as long
-        slowdown = 1 + min(100 * config.data.server_fraction, 5) if self._algorithm.shared else 1.0
-        self._clock = fleet.build(config.clock, family, config.data.devices, config.run.seed, slowdown)
+        self._clock = fleet.build(config.clock, family, config.data.devices, config.run.seed)
         self.state = first_state(architecture(family, classes), self._algorithm, config.run.seed)
+        self._shelf = Shelf()
         self._wall = 0.0
         self._saved_round = -1
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are to train: one, if the method has but one."""
+        return self._algorithm.rounds(self.config)
 
     @property
     def finished(self) -> bool:
@@ -72,7 +77,7 @@ class Run:
 
     def _done(self) -> bool:
         target = self.config.run.target
-        if self.state.round >= self.config.train.rounds:
+        if self.state.round >= self.rounds:
             return True
         return target is not None and reached(self.records, target) is not None
 
@@ -133,7 +138,7 @@ class Run:
             "rounds": self.state.round,
             "accuracy": accuracies(self.records),
             "targets": {str(target): reached(self.records, target) for target in wanted},
-            "parameters": parameters(self.state.architecture),
+            "parameters": in_use(self.state),
             "macs": macs(self.state.architecture),
             "bytes_down": sum(record["bytes_down"] for record in self.records),
             "bytes_up": sum(record["bytes_up"] for record in self.records),
@@ -145,12 +150,14 @@ class Run:
 
     def _engine(self) -> Engine:
         config = self.config
+        memory: Memory = self.directory.memory if self.directory is not None else self._shelf
         workers = config.run.workers or min(cores(), config.train.cohort)
         if workers > 1 and config.run.device == "cpu":
-            return Pool(config, self.dataset.folder, self.split, len(self.dataset.test_labels), workers)
+            test_images = len(self.dataset.test_labels)
+            return Pool(config, self.dataset.folder, self.split, test_images, workers, memory)
         holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
         desk = Desk(config, holdings, self._algorithm)
-        return LocalCohort(desk, Examiner(self.dataset, config.run.device))
+        return LocalCohort(desk, Examiner(self.dataset, config.run.device), memory)
 
     def _context(self, engine: Engine, progress: Progress = lambda *_: None) -> Context:
         data = self.dataset

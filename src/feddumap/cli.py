@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -100,8 +101,44 @@ def resume(
     if run.finished:
         terminal.say(f"{directory} is finished ({run.state.round} rounds)")
     else:
-        terminal.say(f"going on after {run.state.round} of {run.config.train.rounds} rounds")
+        terminal.say(f"going on after {run.state.round} of {run.rounds} rounds")
     _carry_out(run)
+
+
+@app.command()
+def grid(
+    file: Annotated[Path, typer.Argument(metavar="GRID.toml", help="A configuration with a table [grid].")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the run directories; default grids/GRID.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time; default one per core.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and the time they take.")
+    ] = False,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Train every combination of the values in [grid], or go on with it, and compare the results."""
+    from feddumap import grid_view, terminal
+    from feddumap.grid import cells
+    from feddumap.runtime import cores
+
+    try:
+        with _terminated_like_interrupted():
+            found = cells(file, out or Path("grids") / file.stem, sets or (), terminal.say)
+            if dry_run:
+                plan = grid_view.plan(found, jobs or cores())
+                (_print_json if as_json else grid_view.show_plan)(plan)
+                return
+            failures = grid_view.train(found, jobs or cores())
+    except KeyboardInterrupt as stop:
+        terminal.say(f"stopped; go on with the same command: feddumap {shlex.join(sys.argv[1:])}")
+        raise typer.Exit(_code(stop)) from None
+    (_print_json if as_json else grid_view.show_results)(grid_view.results(found, failures))
+    if failures:
+        names = ", ".join(failures)
+        terminal.say(f"failed: {names} (reasons above); the same command tries them again")
+        raise typer.Exit(1)
 
 
 def _carry_out(run: Run) -> None:
@@ -130,8 +167,7 @@ def _follow(run: Run, name: str = "") -> None:
         ) from error
     except KeyboardInterrupt as stop:
         terminal.say(f"stopped after {run.state.round} rounds; go on with: feddumap resume {path}")
-        number = stop.args[0] if stop.args else signal.SIGINT
-        raise typer.Exit(128 + int(number)) from None
+        raise typer.Exit(_code(stop)) from None
     finally:
         run.close()
 
@@ -310,6 +346,10 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _code(stop: KeyboardInterrupt) -> int:
+    return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
 
 
 def main() -> NoReturn:

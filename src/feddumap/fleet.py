@@ -33,7 +33,8 @@ class Work:
     """What a round asks of each chosen device.
 
     `macs` are the forward multiply-adds of one sample now and `full_macs` those of the unpruned model;
-    `bytes_down` and `bytes_up` are per device; `samples` has an entry for each chosen device, n_k · E.
+    `bytes_down` and `bytes_up` are per device. For each chosen device, `samples` counts those it goes through
+    in the round and `own` those of E epochs over its own data, which is what FedAvg does.
     """
 
     macs: int
@@ -41,6 +42,7 @@ class Work:
     bytes_down: int
     bytes_up: int
     samples: npt.NDArray[np.int64]
+    own: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class Clock(Protocol):
 
     def round(self, devices: Sequence[int], work: Work) -> Timing: ...
 
+    def transfer(self, devices: Sequence[int], nbytes: int) -> float:
+        """Seconds to send each of the devices so many bytes, before the first round."""
+        ...
+
 
 @dataclass(frozen=True)
 class PaperClock:
@@ -64,24 +70,28 @@ class PaperClock:
 
         t = T_train · MACs / MACs_unpruned · s + Σ_devices B / 2²⁰ · (1/6.25 + 1/12.5)  seconds
 
-    The devices train side by side and send one after another. The paper counts the model's bytes B = 4 P
-    once a device, with both links' times; here B is the mean of what goes down and what comes up, so equal
-    directions give the paper's value, doubling both doubles the term (FedDA), and a method that sends more
-    one way only pays half of the difference.
+    The devices train side by side and send one after another. s is how many times FedAvg's samples they go
+    through: with Data-sharing in the paper's setting that is its 1 + min(p in %, 5). The paper counts the
+    model's bytes B = 4 P once a device, with both links' times; here B is the mean of what goes down and what
+    comes up, so equal directions give the paper's value, doubling both doubles the term (FedDA), and a method
+    that sends more one way only pays half of the difference.
 
     >>> size = 4 * 122_570  # CNN
-    >>> work = Work(4_548_608, 4_548_608, size, size, np.full(10, 2000))
+    >>> work = Work(4_548_608, 4_548_608, size, size, np.full(10, 2000), np.full(10, 2000))
     >>> round(PaperClock(train_seconds=2.3).round(range(10), work).seconds, 4)
     3.4222
     """
 
     train_seconds: float
-    slowdown: float = 1.0
 
     def round(self, devices: Sequence[int], work: Work) -> Timing:
-        train = self.train_seconds * work.macs / work.full_macs * self.slowdown
-        sent = len(devices) * (work.bytes_down + work.bytes_up) / 2
-        return Timing(train + sent / 2**20 * SECONDS_PER_MIB, tuple(devices), ())
+        times = float(work.samples.sum() / work.own.sum()) if len(work.own) else 1.0
+        train = self.train_seconds * work.macs / work.full_macs * times
+        sent = self.transfer(devices, work.bytes_down + work.bytes_up)
+        return Timing(train + sent, tuple(devices), ())
+
+    def transfer(self, devices: Sequence[int], nbytes: int) -> float:
+        return len(devices) * nbytes / 2 / 2**20 * SECONDS_PER_MIB
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +105,8 @@ class Fleet:
     latest. Speeds are in multiply-adds a second, links in bytes a second.
 
     >>> fleet = Fleet(np.array([3e6, 1e6]), np.full(2, 1e3), np.full(2, 500.0), deadline=10.0)
-    >>> fleet.round([1, 0], Work(1000, 1000, 2000, 1000, np.array([3000, 3000])))
+    >>> samples = np.array([3000, 3000])
+    >>> fleet.round([1, 0], Work(1000, 1000, 2000, 1000, samples, samples))
     Timing(seconds=10.0, finished=(0,), dropped=(1,))
     """
 
@@ -118,13 +129,12 @@ class Fleet:
         dropped = tuple(k for k, good in zip(devices, in_time, strict=True) if not good)
         return Timing(min(limit, float(seconds.max(initial=0.0))), finished, dropped)
 
+    def transfer(self, devices: Sequence[int], nbytes: int) -> float:
+        return float((nbytes / self.down[np.asarray(devices, dtype=np.int64)]).max(initial=0.0))
 
-def build(config: ClockConfig, family: str, devices: int, seed: int, slowdown: float = 1.0) -> Clock:
-    """The clock of a run.
 
-    `slowdown` is the paper's factor s on training. The general profile has no use for it: there the samples
-    that a method adds to the devices count by themselves.
-    """
+def build(config: ClockConfig, family: str, devices: int, seed: int) -> Clock:
+    """The clock of a run."""
     unused = ("train_seconds",) if config.profile == "general" else ("fleet", "deadline")
     for key in unused:
         if getattr(config, key) is not None:
@@ -139,7 +149,7 @@ def build(config: ClockConfig, family: str, devices: int, seed: int, slowdown: f
                 f"clock.profile = 'paper': the paper gives no training time for model {family!r} "
                 f"(only for {', '.join(TRAIN_SECONDS)}); set clock.train_seconds or clock.profile = 'general'"
             )
-        return PaperClock(seconds, slowdown)
+        return PaperClock(seconds)
     if config.fleet is not None:
         speed, down, up = read(Path(config.fleet), devices).T
     else:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from feddumap.algorithm import Algorithm, at_round, chain, with_shared
 from feddumap.config import Config
 from feddumap.device.local import local_sgd, mime_lite, restarted_momentum, shared_momentum, train_with
+from feddumap.device.local import scaffold as controlled
 from feddumap.device.training import proximal
 from feddumap.groups import (
     Base,
@@ -32,7 +33,7 @@ from feddumap.pruning.adaptive import layer_adaptive
 from feddumap.pruning.cut import try_out
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.uniform import uniform
-from feddumap.server.carried import sending, shared_average, statistic, with_update
+from feddumap.server.carried import control, sending, shared_average, statistic, with_update
 from feddumap.server.distill import distilled
 from feddumap.server.dynamic_update import dynamic, server_update, static
 from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
@@ -196,6 +197,12 @@ def hrank(
 def fedprox(settings: Proximal) -> Algorithm:
     """FedAvg whose devices are pulled back to the global model (Li et al.)."""
     return Algorithm(local=train_with(proximal(settings.mu)))
+
+
+@recipe("scaffold")
+def scaffold() -> Algorithm:
+    """Devices' gradients are corrected by control variates that they keep (Karimireddy et al.)."""
+    return Algorithm(local=controlled(), server=control(), send=sending("c/"))
 
 
 @recipe("fedadagrad")

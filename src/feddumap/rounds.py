@@ -27,7 +27,6 @@ from feddumap.errors import FeddumapError
 from feddumap.fleet import Clock, Timing, Work
 from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
-from feddumap.selection import select
 from feddumap.tensors import all_finite, same_form
 from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Upload
 
@@ -96,16 +95,18 @@ def rounds(
     """Train from `state` to the configured number of rounds, yielding after each."""
     config = context.config
     given = min(algorithm.shared, len(context.server))  # samples that each device got from the server, once
-    gift = given * config.data.devices * _sample_bytes(context)
-    while state.round < config.train.rounds:
+    everyone = range(config.data.devices)
+    gift = given * len(everyone) * _sample_bytes(context)
+    last = algorithm.rounds(config)
+    while state.round < last:
         # 1. the model changes shape, if it is time
         metered = Metered(cohort)
         state, shape_metrics = algorithm.reshape(state, context, metered)
 
         # 2. devices are chosen; those that would miss the deadline are not waited for
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
-        chosen = select(config, state.round)
-        timing = clock.round(chosen, _work(message, context, chosen, given))
+        chosen = algorithm.choose(config, state.round)
+        timing = clock.round(chosen, _work(algorithm, message, context, chosen, given))
 
         # 3. they train, and what they send is checked
         gate = Gate(message, timing, context.progress)
@@ -123,10 +124,11 @@ def rounds(
 
         # 6. next round: the clock moves
         number = state.round
-        state = replace(
-            state, round=number + 1, weights=weights, steps=steps, clock=state.clock + timing.seconds
-        )
-        due = state.round % config.run.evaluate_every == 0 or state.round == config.train.rounds
+        seconds = timing.seconds
+        if number == 0 and algorithm.shared_on_clock:
+            seconds += clock.transfer(everyone, gift // len(everyone))
+        state = replace(state, round=number + 1, weights=weights, steps=steps, clock=state.clock + seconds)
+        due = state.round % config.run.evaluate_every == 0 or state.round == last
         score = evaluate(state) if due else None
         yield (
             state,
@@ -137,7 +139,7 @@ def rounds(
                 lr=message.lr,
                 devices=[receipt.device for receipt in gate.receipts],
                 samples=sum(receipt.samples for receipt in gate.receipts),
-                parameters=parameters(state.architecture),
+                parameters=in_use(state),
                 macs=macs(state.architecture),
                 bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else gift),
                 bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
@@ -189,7 +191,8 @@ class Gate:
             if not (all_finite(upload.weights) and all_finite(upload.extra)):
                 self._rejected.append(upload.device)
                 continue
-            self.receipts.append(Receipt(upload.device, upload.samples, upload.steps, upload.nbytes))
+            sent = upload.nbytes(self._message.mask)
+            self.receipts.append(Receipt(upload.device, upload.samples, upload.steps, sent))
             yield upload
         if not self.receipts:
             raise FeddumapError(
@@ -216,14 +219,24 @@ def _sample_bytes(context: Context) -> int:
     return context.server.nbytes // max(1, len(context.server))
 
 
-def _work(message: Broadcast, context: Context, chosen: Sequence[int], given: int) -> Work:
+def _work(
+    algorithm: Algorithm, message: Broadcast, context: Context, chosen: Sequence[int], given: int
+) -> Work:
+    config, samples = context.config, context.census.samples[list(chosen)]
     return Work(
         macs=macs(message.architecture),
         full_macs=full_macs(message.architecture),
         bytes_down=message.nbytes,
-        bytes_up=message.nbytes,
-        samples=(context.census.samples[list(chosen)] + given) * context.config.train.epochs,
+        bytes_up=algorithm.reply(message),
+        samples=algorithm.passes(samples, given, config),
+        own=samples * config.train.epochs,
     )
+
+
+def in_use(state: ServerState) -> int:
+    """Trainable scalars without those that a mask leaves out."""
+    left_out = sum(int((~kept).sum()) for kept in state.mask.values())
+    return parameters(state.architecture) - left_out
 
 
 def _finite(value: float) -> float | None:

@@ -4,6 +4,7 @@ config.toml          the resolved configuration
 split.safetensors    which images each device and the server hold
 records.jsonl        one line a round
 checkpoint-*.json    the server's state: numbers here, tensors in the .safetensors beside it
+devices/             what devices keep for themselves between rounds, where the method has them do so
 summary.json         at the end
 """
 
@@ -30,6 +31,7 @@ from feddumap.config import Config, load
 from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
 from feddumap.files import sync, write_bytes, write_text
+from feddumap.memory import Drawer
 from feddumap.types import Architecture, ServerState, Tensors
 
 GROUPS = ("weights", "mask", "steps")
@@ -38,10 +40,12 @@ KEPT = 2  # checkpoints
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint: the state, and the wall-clock seconds spent to get there."""
+    """A checkpoint: the state, the wall-clock seconds spent to get there, and the rounds in which the devices
+    made the memories they have then."""
 
     state: ServerState
     wall: float
+    devices: dict[str, int]
 
 
 class RunDirectory:
@@ -57,6 +61,7 @@ class RunDirectory:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
             raise
+        self.memory = Drawer(path / "devices")
 
     def close(self) -> None:
         os.close(self._lock)
@@ -147,18 +152,23 @@ class RunDirectory:
             "clock": state.clock,
             "wall": wall,
             "tensors_sha256": hashlib.sha256(data).hexdigest(),
+            "devices": self.memory.newest(state.round),
         }
         write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": _digest(value)}, indent=2))
         for old in self._checkpoints()[KEPT:]:
             old.unlink(missing_ok=True)
             old.with_suffix(".safetensors").unlink(missing_ok=True)
+        self.memory.tidy(_number(self._checkpoints()[-1]))
 
     def latest(self) -> tuple[Saved | None, list[str]]:
         """The newest good checkpoint, and a sentence about each newer one that was damaged."""
         damaged: list[str] = []
         for path in self._checkpoints():
             try:
-                return read_checkpoint(path), damaged
+                saved = read_checkpoint(path)
+                if not self.memory.complete(saved.devices):
+                    raise FeddumapError(f"checkpoint {path.name} lacks files of {self.path / 'devices'}")
+                return saved, damaged
             except FeddumapError as error:
                 damaged.append(str(error))
         return None, damaged
@@ -184,9 +194,13 @@ def read_checkpoint(path: Path) -> Saved:
             groups[group][key] = tensor
         architecture = Architecture.from_json(value["architecture"])
         state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
-        return Saved(state, value["wall"])
+        return Saved(state, value["wall"], value["devices"])
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("checkpoint-"))
 
 
 def read_config(path: Path) -> Config:

@@ -25,16 +25,23 @@ def say(message: str) -> None:
     err.print(message, markup=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table with numbers to the right."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    right: Sequence[str] = (),
+    width: int | None = None,
+) -> None:
+    """A table with numbers, and the columns of `right`, to the right; `width` is for where there is no
+    terminal to say it."""
     cells = [[_cell(value) for value in row] for row in rows]
     shown = Table(title=title or None, title_justify="left", header_style="bold", show_header=any(columns))
     for index, column in enumerate(columns):
-        numeric = bool(cells) and all(_is_number(row[index]) for row in cells)
+        numeric = column in right or (bool(cells) and all(_is_number(row[index]) for row in cells))
         shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         shown.add_row(*row)
-    out.print(shown)
+    out.print(shown, width=None if out.is_terminal else width)
 
 
 def _cell(value: Any) -> str:
@@ -105,7 +112,7 @@ def _status(run: Run) -> str:
 
 
 def _follow_live(run: Run, name: str) -> None:
-    total = run.config.train.rounds
+    total = run.rounds
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -133,7 +140,7 @@ def _follow_live(run: Run, name: str) -> None:
 
 
 def _follow_log(run: Run, name: str) -> None:
-    total, began, first = run.config.train.rounds, time.monotonic(), run.state.round
+    total, began, first = run.rounds, time.monotonic(), run.state.round
     printed, pace = 0.0, Pace()
 
     def show(what: str, done: int, whole: int) -> None:
@@ -168,6 +175,26 @@ def counting() -> Iterator[Callable[[str, int, int], None]]:
             progress.update(bars[what], completed=done, total=total or None)
 
         yield show
+
+
+@contextmanager
+def overall(total: int) -> Iterator[Callable[[int, str], None]]:
+    """Progress of several things at once: yields a function of (done of the total, what to say of it)."""
+    if err.is_terminal:
+        columns = (BarColumn(bar_width=None), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=err, expand=True) as progress:
+            bar = progress.add_task("", total=total)
+            yield lambda done, said: progress.update(bar, completed=done, description=said)
+        return
+    printed = time.monotonic()
+
+    def show(_: int, said: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= LOG_EVERY:
+            printed = time.monotonic()
+            say(said)
+
+    yield show
 
 
 def print_summary(summary: dict[str, Any]) -> None:

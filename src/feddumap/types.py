@@ -36,6 +36,19 @@ class Architecture:
         return Architecture(str(value["family"]), int(value["classes"]), channels)
 
 
+def sent_bytes(tensors: Tensors, mask: Mapping[str, torch.Tensor] | None = None) -> int:
+    """Bytes of the tensors without what a mask leaves out.
+
+    >>> sent_bytes({"w": torch.zeros(4)}, {"w": torch.tensor([True, False, True, True])})
+    12
+    """
+    kept = mask or {}
+    return sum(
+        int(kept[name].sum()) * tensor.element_size() if name in kept else tensor.nbytes
+        for name, tensor in tensors.items()
+    )
+
+
 @dataclass(frozen=True)
 class Broadcast:
     """What the server sends to each chosen device."""
@@ -49,7 +62,15 @@ class Broadcast:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for group in (self.weights, self.extra) for tensor in group.values())
+        """What is sent: the weights that the mask keeps, the mask as a bit for each of its weights, and all
+        that comes along."""
+        bitmaps = sum(-(-kept.numel() // 8) for kept in self.mask.values())
+        return sent_bytes(self.weights, self.mask) + sent_bytes(self.extra) + bitmaps
+
+    @property
+    def reply_nbytes(self) -> int:
+        """An upload that carries as much back; the mask is known by then."""
+        return sent_bytes(self.weights, self.mask) + sent_bytes(self.extra)
 
 
 @dataclass(frozen=True)
@@ -64,9 +85,9 @@ class Upload:
     extra: Tensors = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for group in (self.weights, self.extra) for tensor in group.values())
+    def nbytes(self, mask: Tensors) -> int:
+        """What is sent: the weights that the broadcast's mask keeps, and all that comes along."""
+        return sent_bytes(self.weights, mask) + sent_bytes(self.extra)
 
 
 @dataclass(frozen=True)
@@ -100,8 +121,8 @@ class Answer:
 class ServerState:
     """All that the server knows between two rounds. It is the checkpoint.
 
-    `round` counts finished rounds. `steps` holds the server steps' own state, `shape` that of the
-    reshaping step: named tensors, with a step's scalars as 0-dimensional tensors.
+    `round` counts finished rounds. `mask` tells, for each masked tensor, which of its weights are in use:
+    the others are zero. `steps` holds the server steps' own state.
     """
 
     round: int

@@ -16,10 +16,12 @@ from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.reports import answer
 from feddumap.device.task import Holdings, Task
 from feddumap.device.training import Samples
+from feddumap.memory import Memory
 from feddumap.models import network
 from feddumap.recipes import compose
 from feddumap.seeds import stream
-from feddumap.types import Answer, Broadcast, Question, ServerState, Upload
+from feddumap.tensors import all_finite
+from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,11 @@ class Desk:
         self._holdings = holdings
         self._algorithm = algorithm or compose(config)
 
-    def train(self, broadcast: Broadcast, device: int) -> Upload:
-        task = Task(device, broadcast, self._holdings, self._config)
-        return self._algorithm.local(task, self._algorithm.device_data(task))
+    def train(self, broadcast: Broadcast, device: int, memory: Tensors) -> tuple[Upload, Tensors]:
+        """What the device sends, and what it keeps: nothing anew, if that would not be finite."""
+        task = Task(device, broadcast, self._holdings, self._config, memory)
+        upload = self._algorithm.local(task, self._algorithm.device_data(task))
+        return upload, task.kept if all_finite(task.kept) else {}
 
     def answer(self, question: Question, broadcast: Broadcast, device: int) -> Answer:
         return answer(question, Task(device, broadcast, self._holdings, self._config))
@@ -82,12 +86,18 @@ class Examiner:
 class LocalCohort:
     """All devices in this process, one after another."""
 
-    def __init__(self, desk: Desk, examiner: Examiner) -> None:
+    def __init__(self, desk: Desk, examiner: Examiner, memory: Memory) -> None:
         self._desk = desk
         self._examiner = examiner
+        self._memory = memory
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
-        return (self._desk.train(broadcast, device) for device in devices)
+        for device in devices:
+            memory = self._memory.recall(device, broadcast.round)
+            upload, kept = self._desk.train(broadcast, device, memory)
+            if kept:
+                self._memory.keep(device, broadcast.round, kept)
+            yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         return (self._desk.answer(question, broadcast, device) for device in devices)

@@ -25,12 +25,15 @@ from feddumap.config import Config
 from feddumap.data.partition import Split
 from feddumap.device.evaluation import Score, chunks
 from feddumap.errors import FeddumapError
+from feddumap.memory import Memory
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 TRIES = 3
 LIGHT_STRETCH = 256  # devices that share the message of a light question
 
 Value = TypeVar("Value")
+Job = tuple[dict[str, Any], Tensors]
+"""What a worker is told, and the memory of the device it works for."""
 
 
 class WorkerDiedError(Exception):
@@ -56,12 +59,12 @@ class Process:
         self._setup: dict[str, Any] | None = setup
         self._send(setup)
 
-    def call(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Give a job and wait for the reply."""
+    def call(self, job: dict[str, Any], memory: Tensors) -> dict[str, Any]:
+        """Give a job, with the device's memory, and wait for the reply."""
         if self._setup is not None:
             self._receive()  # ready
             self._setup = None
-        self._send(job)
+        self._send({**job, "memory": self.up.write({"memory": memory})})
         return self._receive()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -104,7 +107,9 @@ class Process:
 class Pool:
     """`workers` processes that train, answer and evaluate; results come back in the order asked."""
 
-    def __init__(self, config: Config, folder: Path, split: Split, test_images: int, workers: int) -> None:
+    def __init__(
+        self, config: Config, folder: Path, split: Split, test_images: int, workers: int, memory: Memory
+    ) -> None:
         self._down, self._fixed = Region(), Region()
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
         self._setup = {
@@ -114,6 +119,7 @@ class Pool:
         }
         self._spans = chunks(test_images)
         self._workers = workers
+        self._memory = memory
         self._closing = False
         self._sent: tuple[Tensors, Tensors, dict[str, Any]] | None = None
         self._processes = [Process(self._setup, self._down, self._fixed) for _ in range(workers)]
@@ -129,21 +135,24 @@ class Pool:
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         header = self._share(broadcast)
-        jobs = ({"verb": "train", "broadcast": header, "device": device} for device in devices)
-        return self._in_order(jobs, unpack_upload)
+        number = broadcast.round
+        jobs = (
+            ({"verb": "train", "broadcast": header, "device": device}, self._memory.recall(device, number))
+            for device in devices
+        )
+        for upload, kept in self._in_order(jobs, unpack_upload):
+            if kept:
+                self._memory.keep(upload.device, number, kept)
+            yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         header = self._share(broadcast)
         asked = {"name": question.name, "settings": dict(question.settings)}
         stretch = LIGHT_STRETCH if question.light else 1
-        jobs = (
-            {
-                "verb": "survey",
-                "broadcast": header,
-                "question": asked,
-                "devices": list(devices[i : i + stretch]),
-            }
-            for i in range(0, len(devices), stretch)
+        stretches = (list(devices[i : i + stretch]) for i in range(0, len(devices), stretch))
+        jobs: Iterator[Job] = (
+            ({"verb": "survey", "broadcast": header, "question": asked, "devices": some}, {})
+            for some in stretches
         )
         for answers in self._in_order(jobs, unpack_answers):
             yield from answers
@@ -151,8 +160,8 @@ class Pool:
     def evaluate(self, state: ServerState) -> Score:
         header = self._share(Broadcast(state.round, state.architecture, state.weights, 0.0, mask=state.mask))
         share = -(-len(self._spans) // (2 * self._workers))
-        jobs = (
-            {"verb": "evaluate", "broadcast": header, "spans": self._spans[i : i + share]}
+        jobs: Iterator[Job] = (
+            ({"verb": "evaluate", "broadcast": header, "spans": self._spans[i : i + share]}, {})
             for i in range(0, len(self._spans), share)
         )
         replies = self._in_order(jobs, lambda reply, _: [Score(*values) for values in reply["scores"]])
@@ -168,7 +177,7 @@ class Pool:
         return header
 
     def _in_order(
-        self, jobs: Iterable[dict[str, Any]], unpack: Callable[[dict[str, Any], Region], Value]
+        self, jobs: Iterable[Job], unpack: Callable[[dict[str, Any], Region], Value]
     ) -> Iterator[Value]:
         """Run jobs on the workers and yield results in order. At most two results a worker are under way, so
         memory does not grow with the number of jobs."""
@@ -181,12 +190,12 @@ class Pool:
         while waiting:
             yield waiting.popleft().result()
 
-    def _run(self, job: dict[str, Any], unpack: Callable[[dict[str, Any], Region], Value]) -> Value:
+    def _run(self, job: Job, unpack: Callable[[dict[str, Any], Region], Value]) -> Value:
         deaths = 0
         while True:
             process = self._idle.get()
             try:
-                return unpack(process.call(job), process.up)
+                return unpack(process.call(*job), process.up)
             except WorkerDiedError as death:
                 if self._closing:
                     raise
@@ -194,7 +203,7 @@ class Pool:
                 deaths += 1
                 if deaths == TRIES:
                     raise FeddumapError(
-                        f"the worker process of a {job['verb']} job died {TRIES} times (last: {death}), "
+                        f"the worker process of a {job[0]['verb']} job died {TRIES} times (last: {death}), "
                         f"perhaps for want of memory: lower run.workers (now {self._workers}) and resume"
                     ) from None
             finally:

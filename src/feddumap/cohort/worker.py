@@ -22,11 +22,14 @@ from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.runtime import exact_math
-from feddumap.types import Answer, Architecture, Broadcast, Question, Upload
+from feddumap.types import Answer, Architecture, Broadcast, Question, Tensors, Upload
 
 
 class Worker:
-    """What one process can do for the pool. `up` is this worker's own region, the others are shared."""
+    """What one process can do for the pool. `up` is this worker's own region, the others are shared.
+
+    A device's memory comes in `up` too, before what it sends goes there.
+    """
 
     def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Region) -> None:
         config = Config.parse(setup["config"])
@@ -41,7 +44,8 @@ class Worker:
         broadcast = unpack_broadcast(job["broadcast"], self._down)
         match job["verb"]:
             case "train":
-                return pack_upload(self._desk.train(broadcast, job["device"]), self._up)
+                memory = _copied(self._up, job["memory"]).get("memory", {})
+                return pack_upload(*self._desk.train(broadcast, job["device"], memory), self._up)
             case "survey":
                 question = Question(**job["question"])
                 answers = [self._desk.answer(question, broadcast, device) for device in job["devices"]]
@@ -76,22 +80,23 @@ def unpack_broadcast(value: dict[str, Any], region: Region) -> Broadcast:
     )
 
 
-def pack_upload(upload: Upload, region: Region) -> dict[str, Any]:
+def pack_upload(upload: Upload, kept: Tensors, region: Region) -> dict[str, Any]:
     return {
         "device": upload.device,
         "round": upload.round,
         "samples": upload.samples,
         "steps": upload.steps,
         "metrics": dict(upload.metrics),
-        "layout": region.write({"weights": upload.weights, "extra": upload.extra}),
+        "layout": region.write({"weights": upload.weights, "extra": upload.extra, "memory": kept}),
     }
 
 
-def unpack_upload(value: dict[str, Any], region: Region) -> Upload:
-    """The upload with its tensors copied out, so that the worker may write the next one."""
+def unpack_upload(value: dict[str, Any], region: Region) -> tuple[Upload, Tensors]:
+    """The upload, and what the device keeps, copied out so that the worker may write the next one."""
     groups = _copied(region, value["layout"])
     fields = {key: value[key] for key in ("device", "round", "samples", "steps", "metrics")}
-    return Upload(**fields, weights=groups.get("weights", {}), extra=groups.get("extra", {}))
+    upload = Upload(**fields, weights=groups.get("weights", {}), extra=groups.get("extra", {}))
+    return upload, groups.get("memory", {})
 
 
 def pack_answers(answers: list[Answer], region: Region) -> dict[str, Any]:

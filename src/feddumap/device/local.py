@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import torch
+
 from feddumap.algorithm import Local
 from feddumap.device.task import Task, plain
 from feddumap.device.training import (
     Rule,
     Samples,
     carried_momentum,
-    fit,
+    corrected,
     frozen_momentum,
     full_gradient,
     momentum,
@@ -22,8 +24,7 @@ def train_with(rule: Rule) -> Local:
 
     def local(task: Task, samples: Samples) -> Upload:
         network = task.network()
-        steps = fit(network, task.batches(samples), rule, task.broadcast.lr)
-        return task.upload(network, samples, steps)
+        return task.upload(network, samples, task.fit(network, samples, rule))
 
     return local
 
@@ -44,8 +45,7 @@ def shared_momentum(beta: float) -> Local:
     def local(task: Task, samples: Samples) -> Upload:
         network = task.network()
         carried = task.received("v/")
-        rule = carried_momentum(beta, carried)
-        steps = fit(network, task.batches(samples), rule, task.broadcast.lr)
+        steps = task.fit(network, samples, carried_momentum(beta, carried))
         upload = task.upload(network, samples, steps)
         return replace(upload, extra={f"v/{name}": plain(tensor) for name, tensor in carried.items()})
 
@@ -59,8 +59,31 @@ def mime_lite(beta: float) -> Local:
         gradient = full_gradient(task.network(), samples.to(task.config.run.device))
         network = task.network()
         rule = frozen_momentum(beta, task.received("s/"))
-        steps = fit(network, task.batches(samples), rule, task.broadcast.lr)
-        upload = task.upload(network, samples, steps)
+        upload = task.upload(network, samples, task.fit(network, samples, rule))
         return replace(upload, extra={f"s/{name}": plain(tensor) for name, tensor in gradient.items()})
+
+    return local
+
+
+def scaffold() -> Local:
+    """SCAFFOLD's device side (its option II): w_k ← w_k − η (g − c_k + c), then
+
+        c_k⁺ = c_k − c + (w − w_k) / (K η)
+
+    after K steps. c comes with the model; c_k is the device's own and stays with it; c_k⁺ − c_k goes up.
+    """
+
+    def local(task: Task, samples: Samples) -> Upload:
+        network = task.network()
+        before = {name: plain(parameter) for name, parameter in network.named_parameters()}
+        shared = task.received("c/")
+        own = task.remembered("c/") or {name: torch.zeros_like(c) for name, c in shared.items()}
+        shift = {name: shared[name] - own[name] for name in shared}
+        steps = task.fit(network, samples, corrected(shift))
+        upload = task.upload(network, samples, steps)
+        scale = 1 / (steps * task.broadcast.lr)
+        change = {name: scale * (before[name] - upload.weights[name]) - shared[name] for name in shared}
+        task.kept.update({f"c/{name}": own[name] + change[name] for name in shared})
+        return replace(upload, extra={f"c/{name}": tensor for name, tensor in change.items()})
 
     return local

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from feddumap.config import Config
-from feddumap.device.training import Batch, Samples, batches
+from feddumap.device.training import Batch, Rule, Samples, Watch, batches, fit, masked, watched
+from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.seeds import stream
 from feddumap.types import Broadcast, Tensors, Upload
@@ -31,12 +32,19 @@ class Holdings(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """One device's part in one round."""
+    """One device's part in one round.
+
+    `memory` is what it kept when it last took part, nothing at first; what `local` puts into `kept` is its
+    memory from now on. Neither is ever sent. `watch` is shown the gradients of its training.
+    """
 
     device: int
     broadcast: Broadcast
     holdings: Holdings
     config: Config
+    memory: Tensors = field(default_factory=dict)
+    kept: Tensors = field(default_factory=dict)
+    watch: Watch | None = None
 
     def network(self) -> nn.Module:
         """The network received, ready to train."""
@@ -45,6 +53,12 @@ class Task:
     def rng(self, purpose: str) -> np.random.Generator:
         """This device's random stream for a purpose in this round."""
         return stream(self.config.run.seed, purpose, self.broadcast.round, self.device)
+
+    def fit(self, network: nn.Module, samples: Samples, rule: Rule) -> int:
+        """Train E epochs over `samples` at this round's learning rate, inside the mask; the steps taken."""
+        inside = masked(rule, self.broadcast.mask)
+        seen = watched(inside, self.watch) if self.watch else inside
+        return fit(network, self.batches(samples), seen, self.broadcast.lr)
 
     def batches(self, samples: Samples) -> Iterator[Batch]:
         """E epochs over `samples` in this round's order."""
@@ -57,6 +71,17 @@ class Task:
         """The tensors that came along under a prefix, by parameter name."""
         extra = self.broadcast.extra
         return {name.removeprefix(prefix): t for name, t in extra.items() if name.startswith(prefix)}
+
+    def remembered(self, prefix: str) -> dict[str, torch.Tensor]:
+        """What it kept under a prefix, by parameter name; a memory of another form is an error."""
+        kept = {name.removeprefix(prefix): t for name, t in self.memory.items() if name.startswith(prefix)}
+        weights = self.broadcast.weights
+        if not kept.keys() <= weights.keys() or any(t.shape != weights[k].shape for k, t in kept.items()):
+            raise FeddumapError(
+                f"the memory of device {self.device} does not fit the model of round {self.broadcast.round}: "
+                "it is of another run; start anew"
+            )
+        return kept
 
     def upload(self, trained: nn.Module, samples: Samples, steps: int) -> Upload:
         """The trained model as it goes back, in the names and shapes it came in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ Group = list[torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Schedule = Callable[[int], float]
 """The learning rate of a step, counted from 0."""
+Watch = Callable[[dict[str, torch.Tensor]], None]
+"""Sees the gradients of a step, by parameter name."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,62 @@ def proximal(mu: float) -> Rule:
     return Rule(init, step)
 
 
-def adam(clip: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> Rule:
-    """Adam with bias correction, on gradients whose joint norm is clipped."""
+def corrected(shift: dict[str, torch.Tensor]) -> Rule:
+    """w ← w − η (g + s) with a given s: SCAFFOLD, whose s is c − c_k."""
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        return [torch.empty_like(parameter).copy_(shift[name]) for name, parameter in named.items()]
+
+    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+        torch._foreach_add_(grads, state)
+        torch._foreach_add_(parameters, grads, alpha=-lr)
+
+    return Rule(init, step)
+
+
+def masked(rule: Rule, mask: dict[str, torch.Tensor]) -> Rule:
+    """A rule under which the weights that a mask leaves out get no gradient, and so stay zero."""
+    if not mask:
+        return rule
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        kept = [
+            torch.empty_like(parameter).copy_(mask[name]) if name in mask else torch.ones_like(parameter)
+            for name, parameter in named.items()
+        ]
+        return kept + rule.init(named)
+
+    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+        count = len(parameters)
+        torch._foreach_mul_(grads, state[:count])
+        rule.step(parameters, grads, state[count:], lr)
+
+    return Rule(init, step)
+
+
+def watched(rule: Rule, see: Watch) -> Rule:
+    """A rule that shows each step's gradients first, by parameter name."""
+    names: list[str] = []
+
+    def init(named: dict[str, nn.Parameter]) -> Group:
+        names[:] = named
+        return rule.init(named)
+
+    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+        see(dict(zip(names, grads, strict=True)))
+        rule.step(parameters, grads, state, lr)
+
+    return Rule(init, step)
+
+
+def adam(
+    clip: float = math.inf,
+    weight_decay: float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> Rule:
+    """Adam with bias correction, on gradients whose joint norm is clipped; decay adds λ w to them."""
 
     def init(named: dict[str, nn.Parameter]) -> Group:
         zeros = [torch.zeros_like(parameter) for _ in range(2) for parameter in named.values()]
@@ -127,6 +184,8 @@ def adam(clip: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float =
         norm = torch.stack(torch._foreach_norm(grads)).norm().item()
         if norm > clip:
             torch._foreach_mul_(grads, clip / norm)
+        if weight_decay:
+            torch._foreach_add_(grads, parameters, alpha=weight_decay)
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)

@@ -1,4 +1,4 @@
-"""Server state that devices share in: FedDA's momentum v, MimeLite's statistic s."""
+"""Server state that devices share in: FedDA's momentum v, MimeLite's statistic s, SCAFFOLD's control c."""
 
 from __future__ import annotations
 
@@ -53,3 +53,17 @@ def statistic(beta: float) -> ServerStep:
         return weights, {name: beta * steps[name] + (1 - beta) * g for name, g in view.extra.items()}, {}
 
     return ServerStep(lambda state: zeros(state, "s/"), apply)
+
+
+def control() -> ServerStep:
+    """SCAFFOLD: c ← c + (n_S / n) · the mean change of the devices' c_k, weighted by n_k as the models are.
+
+    So c stays Σ n_k c_k / n over all devices. With equal n_k that is the original's |S|/N and plain means.
+    """
+
+    def apply(weights: Tensors, steps: Tensors, view: RoundView) -> tuple[Tensors, Tensors, Metrics]:
+        heard = sum(receipt.samples for receipt in view.receipts)
+        share = heard / int(view.context.census.samples.sum())
+        return weights, {name: steps[name] + share * change for name, change in view.extra.items()}, {}
+
+    return ServerStep(lambda state: zeros(state, "c/"), apply)

@@ -1,0 +1,97 @@
+"""What devices keep for themselves from one round they take part in to the next.
+
+A device's memory never leaves it: no upload carries it and nobody is charged for it. Each piece is kept with
+the round it was made in, and a device that trains in round t remembers the newest one made before t. So a
+round that is done again, after a kill or a lost message, finds the memory that it found the first time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as to_bytes
+
+from feddumap.errors import FeddumapError
+from feddumap.files import write_bytes
+from feddumap.types import Tensors
+
+
+class Memory(Protocol):
+    """The memories of simulated devices."""
+
+    def recall(self, device: int, before: int) -> Tensors:
+        """What a device kept in the last round it trained in before round `before`; nothing at first."""
+        ...
+
+    def keep(self, device: int, number: int, tensors: Tensors) -> None:
+        """What a device keeps from round `number`."""
+        ...
+
+
+class Shelf:
+    """Memories in this process: for a run that is not kept on disk."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, dict[int, Tensors]] = {}
+
+    def recall(self, device: int, before: int) -> Tensors:
+        pieces = self._pieces.get(device, {})
+        return pieces[max(older)] if (older := [number for number in pieces if number < before]) else {}
+
+    def keep(self, device: int, number: int, tensors: Tensors) -> None:
+        pieces = self._pieces.setdefault(device, {})
+        older = [other for other in pieces if other < number]
+        self._pieces[device] = {other: pieces[other] for other in older[-1:]} | {number: tensors}
+
+
+class Drawer:
+    """Memories as files of a folder, DEVICE-ROUND.safetensors each, however many devices there are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers: dict[int, list[int]] = {}
+        for path in sorted(folder.glob("*-*.safetensors")):
+            device, _, number = path.stem.partition("-")
+            self._numbers.setdefault(int(device), []).append(int(number))
+
+    def recall(self, device: int, before: int) -> Tensors:
+        older = [number for number in self._numbers.get(device, []) if number < before]
+        if not older:
+            return {}
+        path = self._path(device, older[-1])
+        try:
+            return load_tensors(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise FeddumapError(
+                f"cannot read {path}, the memory of device {device} ({error}): start the run anew under "
+                "another name"
+            ) from None
+
+    def keep(self, device: int, number: int, tensors: Tensors) -> None:
+        self._folder.mkdir(exist_ok=True)
+        write_bytes(self._path(device, number), to_bytes(tensors))
+        known = self._numbers.get(device, [])
+        self._numbers[device] = [other for other in known if other < number] + [number]
+
+    def newest(self, before: int) -> dict[str, int]:
+        """By device: the round of the memory that the state after `before` rounds rests on."""
+        pairs = ((device, [n for n in known if n < before]) for device, known in self._numbers.items())
+        return {str(device): older[-1] for device, older in pairs if older}
+
+    def complete(self, newest: dict[str, int]) -> bool:
+        """Whether all of a checkpoint's memories are still there."""
+        return all(self._path(int(device), number).is_file() for device, number in newest.items())
+
+    def tidy(self, before: int) -> None:
+        """Forget what no state from `before` rounds on could ask for."""
+        for device, known in self._numbers.items():
+            older = [number for number in known if number < before]
+            for number in older[:-1]:
+                self._path(device, number).unlink(missing_ok=True)
+                known.remove(number)
+
+    def _path(self, device: int, number: int) -> Path:
+        return self._folder / f"{device:06d}-{number:06d}.safetensors"
