@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap import api
-from feddumap.algorithm import Census, Context, RoundView
+from feddumap.algorithm import Census, Context, RoundView, epochs_over
 from feddumap.device.training import Samples, batches, fit, proximal, sgd
 from feddumap.device.training import adam as adam_rule
+from feddumap.fleet import PaperClock, Work
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs, parameter_names
 from feddumap.pruning.graph import prunable
@@ -66,7 +67,7 @@ def test_fedprox_pulls_to_the_model_received() -> None:
 
 def view_of(state: ServerState) -> RoundView:
     census = Census(np.zeros(0, dtype=np.int64))
-    return RoundView(Context(small(), samples(1), census), state, 0.1, [])
+    return RoundView(Context(small(), samples(1), census, PaperClock(1.0)), state, 0.1, [])
 
 
 @pytest.mark.parametrize(
@@ -268,9 +269,24 @@ def test_data_sharing_trains_on_the_union(home: object, limit: int) -> None:
     # once, each of the six devices gets its images (3 × 32 × 32 bytes) and their labels
     assert first["bytes_down"] - second["bytes_down"] == 6 * given * (3072 + 1)
     assert first["bytes_up"] == second["bytes_up"] == 3 * 4 * 62_006
-    # the paper's clock: 1 + min(p in %, 5) = 6 times the training
+    # the clock: as many times FedAvg's training as there are more samples
+    own = sum(len(run.split.device(device)) for device in chosen)
     link = 3 * 4 * 62_006 / 2**20 * (1 / 6.25 + 1 / 12.5)
-    assert first["clock"] == pytest.approx(6 * 1.3 + link)
+    assert first["clock"] == pytest.approx(1.3 * first["samples"] / own + link)
+    charged = api.train(small(method={**method, "transfer_on_clock": True}, train={"rounds": 2}))
+    transfer = 6 * given * (3072 + 1) / 2 / 2**20 * (1 / 6.25 + 1 / 12.5)
+    for mine, record in zip(charged.records, run.records, strict=True):
+        assert mine["clock"] == pytest.approx(record["clock"] + transfer)
+
+
+@pytest.mark.parametrize("percent", [1, 2, 5, 10, 20])
+def test_data_sharing_on_the_papers_clock(percent: int) -> None:
+    """In the paper's setting, 400 images a device and p of 40,000 on the server, s = 1 + min(p in %, 5)."""
+    config = small(train={"epochs": 5})
+    given = min(400 * percent, 2000)
+    passes = epochs_over(np.full(10, 400), given, config)
+    work = Work(1, 1, 0, 0, passes, np.full(10, 400 * 5))
+    assert PaperClock(2.3).round(range(10), work).seconds == pytest.approx(2.3 * (1 + min(percent, 5)))
 
 
 def test_hybrid_fl_averages_the_server_in(home: object) -> None:

@@ -18,7 +18,7 @@ from feddumap.errors import FeddumapError
 from feddumap.models import macs, parameters
 from feddumap.models.cost import parameter_names
 from feddumap.pruning import ranks, rates
-from feddumap.pruning.adaptive import check_rate
+from feddumap.pruning.nodes import check_rate
 from feddumap.pruning.rates import NodeRate, node_weights
 from feddumap.runs import read_checkpoint, read_records
 from feddumap.selection import select

@@ -21,8 +21,8 @@ from feddumap.config import Config
 from feddumap.device.training import Samples, batches, fit, momentum, sgd, to_input
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import parameter_names
-from feddumap.rounds import select
 from feddumap.seeds import stream
+from feddumap.selection import select
 from feddumap.server.dynamic_update import dynamic, server_update
 from feddumap.server.momentum import server_momentum
 from feddumap.tensors import digest
@@ -129,7 +129,7 @@ def view_of(run: api.Run, number: int = 0, lr: float = 0.05, server: Samples | N
     """What the server would see of round `number` if devices 0, 1 and 2 had trained."""
     counts = run.split.counts(run.dataset.train_labels, 10)
     server = taken(run, run.split.server) if server is None else server
-    context = Context(run.config, server, Census(run.split.sizes, counts))
+    context = Context(run.config, server, Census(run.split.sizes, counts), run._clock)
     receipts = [Receipt(k, int(run.split.sizes[k]), 7, 1) for k in range(3)]
     return RoundView(context, replace(run.state, round=number), lr, receipts)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from feddumap.config import Config
+from feddumap.fleet import Clock
 from feddumap.selection import select
 from feddumap.tensors import weighted_mean
 from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
@@ -56,6 +57,7 @@ class Context:
     config: Config
     server: Samples
     census: Census
+    clock: Clock
     progress: Progress = lambda *_: None
 
 

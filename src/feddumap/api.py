@@ -103,7 +103,7 @@ class Run:
             engine = self._engine()
             try:
                 context = self._context(engine, progress)
-                steps = rounds(self.state, self._algorithm, context, engine, self._clock, engine.evaluate)
+                steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
                 for state, record in steps:
                     self._wall = time.perf_counter() - started
                     self._keep(state, record)
@@ -151,7 +151,7 @@ class Run:
     def _engine(self) -> Engine:
         config = self.config
         memory: Memory = self.directory.memory if self.directory is not None else self._shelf
-        workers = config.run.workers or min(cores(), config.train.cohort)
+        workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
         if workers > 1 and config.run.device == "cpu":
             test_images = len(self.dataset.test_labels)
             return Pool(config, self.dataset.folder, self.split, test_images, workers, memory)
@@ -163,7 +163,7 @@ class Run:
         data = self.dataset
         server = Samples.take(data.train_images, data.train_labels, self.split.server)
         census = take_census(engine, self.state, self.config, self._algorithm.labels)
-        return Context(self.config, server, census, progress)
+        return Context(self.config, server, census, self._clock, progress)
 
     def _keep(self, state: ServerState, record: RoundRecord) -> None:
         self.state = state
@@ -209,6 +209,8 @@ def start(
     resolved, dataset = _resolve(_config(config), say)
     run = Run(resolved, dataset, _split(resolved, dataset, say))
     run.check()
+    if run.rounds < resolved.train.rounds:
+        say(f"{resolved.method.name} has one round, in which all {resolved.data.devices} devices take part")
     late, rounds = resolved.method.settings.get("prune_round"), resolved.train.rounds
     if late is not None and late >= rounds:
         say(f"method.prune_round = {late} is not reached in {rounds} rounds: nothing will be pruned")

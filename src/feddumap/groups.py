@@ -49,7 +49,7 @@ class ServerMomentum(Group):
     ] = "first"
 
 
-class Pruning(LabelMix):
+class Rates(LabelMix):
     prune_round: Annotated[int, Field(ge=0, description="rounds that have finished when it prunes")] = 30
     rate: Annotated[
         Literal["density", "gap", "fixed"], Field(description="how a node finds its pruning rate")
@@ -61,25 +61,42 @@ class Pruning(LabelMix):
     max_rate: Annotated[
         Rate | None, Field(description="largest rate of a node; default 0.6 with gap, none otherwise")
     ] = None
-    coupled: Annotated[
-        bool, Field(description="also prune convolutions that share channels through residual sums")
-    ] = False
 
     @model_validator(mode="after")
-    def _complete(self) -> Pruning:
+    def _complete(self) -> Rates:
         if self.rate == "fixed" and self.fixed_rate is None:
             raise ValueError("method.rate = 'fixed' needs method.fixed_rate, a number from 0 to 1")
         return self
 
 
-class Uniform(Group):
+class Coupled(Group):
+    coupled: Annotated[
+        bool, Field(description="also prune convolutions that share channels through residual sums")
+    ] = False
+
+
+class Pruning(Rates, Coupled):
+    pass
+
+
+class Magnitude(Rates):
+    rate_nodes: Annotated[
+        Literal["all", "selected", "server"], Field(description="nodes that find a rate")
+    ] = "server"
+
+
+class Adjusted(Group):
+    adjust_every: Annotated[int, Field(ge=1, description="rounds between two adjustments of the mask")] = 50
+    first_steps: Annotated[
+        int, Field(ge=0, description="steps in which one device finds the first mask, at most")
+    ] = 1000
+
+
+class Uniform(Coupled):
     prune_round: Annotated[int, Field(ge=0, description="rounds that have finished when it prunes")] = 30
     prune_rate: Annotated[Rate, Field(description="share of the filters removed from every convolution")] = (
         0.4
     )
-    coupled: Annotated[
-        bool, Field(description="also prune convolutions that share channels through residual sums")
-    ] = False
 
 
 class Base(Group):
@@ -110,7 +127,26 @@ class Distillation(Group):
     ] = "full"
 
 
-class Sharing(Group):
+class Transfer(Group):
+    transfer_on_clock: Annotated[
+        bool, Field(description="count the time to send the server's images to all devices at first")
+    ] = False
+
+
+class Voting(Transfer):
+    partitions: Annotated[
+        int, Field(ge=1, description="times a device divides its data; one student each")
+    ] = 2
+    subsets: Annotated[int, Field(ge=1, description="parts of each division; a teacher each")] = 5
+
+
+class OneShot(Group):
+    vote_epochs: Annotated[
+        int, Field(ge=1, description="epochs of each teacher, student and final model")
+    ] = 100
+
+
+class Sharing(Transfer):
     shared_samples: Annotated[
         int, Field(ge=1, description="samples of the server's that each device is given, at most")
     ] = 2000

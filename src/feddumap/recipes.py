@@ -8,30 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from feddumap.algorithm import Algorithm, at_round, chain, with_shared
+from feddumap.algorithm import Algorithm, at_round, beside, chain, every, first_of, with_shared
 from feddumap.config import Config
 from feddumap.device.local import local_sgd, mime_lite, restarted_momentum, shared_momentum, train_with
 from feddumap.device.local import scaffold as controlled
+from feddumap.device.teaching import EVERYTHING, School, party, passes
 from feddumap.device.training import proximal
 from feddumap.groups import (
+    Adjusted,
     Base,
     DeviceMomentum,
     Distillation,
     DynamicUpdate,
     FedOpt,
+    Magnitude,
+    OneShot,
     Proximal,
     Pruning,
+    Rates,
     ServerMomentum,
     SharedMomentum,
     Sharing,
     StaticUpdate,
     Uniform,
+    Voting,
 )
 from feddumap.menu import RECIPES, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
 from feddumap.pruning.cut import try_out
 from feddumap.pruning.graph import prunable
+from feddumap.pruning.masks import by_magnitude
+from feddumap.pruning.nodes import GlobalRate, fixed, from_nodes
+from feddumap.pruning.prunefl import adjustment, first_pruning, reply_nbytes, reporting
 from feddumap.pruning.uniform import uniform
 from feddumap.server.carried import control, sending, shared_average, statistic, with_update
 from feddumap.server.distill import distilled
@@ -39,6 +49,7 @@ from feddumap.server.dynamic_update import dynamic, server_update, static
 from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
 from feddumap.server.hybrid import with_server
 from feddumap.server.momentum import server_momentum
+from feddumap.server.vote import elected
 from feddumap.types import Architecture
 
 
@@ -88,16 +99,25 @@ def smoothed(base: Algorithm, settings: ServerMomentum) -> Algorithm:
 
 def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
     """Any method, pruned once by FedAP. Rates are weighted by label mixes, so devices tell them."""
-    cut = layer_adaptive(
-        pruning.rate, pruning.fixed_rate, pruning.rate_nodes, pruning.max_rate, pruning.coupled
-    )
-    return replace(
-        base,
-        reshape=at_round(pruning.prune_round, cut),
-        labels=pruning.label_mix,
-        server_data=base.server_data or (pruning.rate != "fixed" and pruning.rate_nodes == "server"),
-        check=prunable_with(pruning.coupled),
-    )
+    reshape = at_round(pruning.prune_round, layer_adaptive(global_rate(pruning), pruning.coupled))
+    return replace(asking(base, pruning), reshape=reshape, check=prunable_with(pruning.coupled))
+
+
+def global_rate(keys: Rates) -> GlobalRate:
+    """How the keys say that p* is found."""
+    if keys.rate == "fixed":
+        assert keys.fixed_rate is not None
+        return fixed(keys.fixed_rate)
+    return from_nodes(keys.rate, keys.rate_nodes, keys.max_rate)
+
+
+def asking(base: Algorithm, keys: Rates) -> Algorithm:
+    """Any method, with what finding p* needs: devices' label mixes, or images on the server."""
+    if keys.rate == "fixed":
+        return base
+    if keys.rate_nodes == "server":
+        return replace(base, server_data=True)
+    return replace(base, labels=keys.label_mix)
 
 
 def prunable_with(coupled: bool) -> Callable[[Architecture], None]:
@@ -156,7 +176,10 @@ def feddu_da(update: DynamicUpdate, settings: SharedMomentum) -> Algorithm:
 def mimelite(settings: SharedMomentum) -> Algorithm:
     """Devices step with the server's frozen momentum and send a full gradient (Karimireddy et al.)."""
     return Algorithm(
-        local=mime_lite(settings.momentum), server=statistic(settings.momentum), send=sending("s/")
+        local=mime_lite(settings.momentum),
+        server=statistic(settings.momentum),
+        send=sending("s/"),
+        passes=lambda samples, given, config: samples * (config.train.epochs + 1),  # and the full gradient
     )
 
 
@@ -164,7 +187,13 @@ def mimelite(settings: SharedMomentum) -> Algorithm:
 def data_sharing(settings: Sharing) -> Algorithm:
     """Each device is given some of the server's data before the first round (Zhao et al.)."""
     limit = settings.shared_samples
-    return replace(fedavg(), device_data=with_shared(limit), shared=limit, server_data=True)
+    return replace(
+        fedavg(),
+        device_data=with_shared(limit),
+        shared=limit,
+        shared_on_clock=settings.transfer_on_clock,
+        server_data=True,
+    )
 
 
 @recipe("hybrid-fl")
@@ -180,17 +209,70 @@ def feddf(settings: Distillation) -> Algorithm:
     return replace(fedavg(), aggregate=distilled(steps, patience), server_data=True)
 
 
+@recipe("fedkt")
+def fedkt(voting: Voting, settings: OneShot) -> Algorithm:
+    """In a single round, devices' teachers and then their students vote on labels to learn (Li et al.)."""
+    return replace(by_vote(voting, School(settings.vote_epochs)), one_shot=True)
+
+
+@recipe("fedkt-iter")
+def fedkt_iter(voting: Voting) -> Algorithm:
+    """FedKT's votes in every round, on models that go on from the global one."""
+    return by_vote(voting, School())
+
+
+def by_vote(keys: Voting, school: School) -> Algorithm:
+    """The slots of FedKT. All of the server's images are public."""
+    return Algorithm(
+        local=party(keys.partitions, keys.subsets, school),
+        aggregate=elected(keys.partitions, school),
+        shared=EVERYTHING,
+        shared_on_clock=keys.transfer_on_clock,
+        server_data=True,
+        passes=partial(passes, keys.partitions, keys.subsets, school),
+        reply=lambda message: keys.partitions * message.reply_nbytes,
+    )
+
+
 @recipe("hrank")
 def hrank(
     base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Uniform
 ) -> Algorithm:
     """One pruning at the same rate for every convolution, filters of lowest rank first (Lin et al.)."""
-    method = {"fedavg": fedavg(), "feddu": feddu(update), "feddum": feddum(update, server, device)}[base.base]
     return replace(
-        method,
+        on_top_of(base, update, server, device),
         reshape=at_round(settings.prune_round, uniform(settings.prune_rate, settings.coupled)),
         check=prunable_with(settings.coupled),
     )
+
+
+@recipe("imc")
+def imc(
+    base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Magnitude
+) -> Algorithm:
+    """One mask over the smallest weights of the whole network, which are neither trained nor sent (Zhang)."""
+    method = asking(on_top_of(base, update, server, device), settings)
+    return replace(method, reshape=at_round(settings.prune_round, by_magnitude(global_rate(settings))))
+
+
+@recipe("prunefl")
+def prunefl(
+    base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Adjusted
+) -> Algorithm:
+    """A mask found by one device, then adjusted to what each weight gains a second (Jiang et al.)."""
+    method, every_ = on_top_of(base, update, server, device), settings.adjust_every
+    return replace(
+        method,
+        local=reporting(method.local, every_),
+        server=beside(method.server, "g2/", "dense/"),
+        reshape=first_of(at_round(0, first_pruning(settings.first_steps)), every(every_, adjustment())),
+        reply=lambda message: reply_nbytes(message, every_),
+    )
+
+
+def on_top_of(base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum) -> Algorithm:
+    """The method that a pruning method prunes."""
+    return {"fedavg": fedavg(), "feddu": feddu(update), "feddum": feddum(update, server, device)}[base.base]
 
 
 @recipe("fedprox")

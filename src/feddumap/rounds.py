@@ -24,7 +24,7 @@ from feddumap.config import Config
 from feddumap.device.evaluation import Score
 from feddumap.device.reports import label_counts
 from feddumap.errors import FeddumapError
-from feddumap.fleet import Clock, Timing, Work
+from feddumap.fleet import Timing, Work
 from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.tensors import all_finite, same_form
@@ -89,7 +89,6 @@ def rounds(
     algorithm: Algorithm,
     context: Context,
     cohort: Cohort,
-    clock: Clock,
     evaluate: Evaluate,
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Train from `state` to the configured number of rounds, yielding after each."""
@@ -106,7 +105,7 @@ def rounds(
         # 2. devices are chosen; those that would miss the deadline are not waited for
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
         chosen = algorithm.choose(config, state.round)
-        timing = clock.round(chosen, _work(algorithm, message, context, chosen, given))
+        timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, given))
 
         # 3. they train, and what they send is checked
         gate = Gate(message, timing, context.progress)
@@ -126,7 +125,7 @@ def rounds(
         number = state.round
         seconds = timing.seconds
         if number == 0 and algorithm.shared_on_clock:
-            seconds += clock.transfer(everyone, gift // len(everyone))
+            seconds += context.clock.transfer(everyone, gift // len(everyone))
         state = replace(state, round=number + 1, weights=weights, steps=steps, clock=state.clock + seconds)
         due = state.round % config.run.evaluate_every == 0 or state.round == last
         score = evaluate(state) if due else None

@@ -111,11 +111,10 @@ def _show_pruning(pruning: dict[str, Any]) -> None:
     if pruning["threshold"] is not None:
         said += f"; threshold {pruning['threshold']:.4g}"
     terminal.out.print(f"{said}.")
-    rows = [
-        (name, layer["filters"], layer["kept"], f"{layer['rate']:.3f}")
-        for name, layer in pruning["layers"].items()
-    ]
-    terminal.table("Filters", ("layer", "before", "kept", "rate"), rows)
+    layers = pruning["layers"]
+    what = "weights" if any("weights" in layer for layer in layers.values()) else "filters"
+    rows = [(name, layer[what], layer["kept"], f"{layer['rate']:.3f}") for name, layer in layers.items()]
+    terminal.table(what.capitalize(), ("layer", "all", "kept", "rate"), rows)
     seconds = pruning["round_seconds"]
     costs = [
         ("parameters", pruning["parameters"]["before"], pruning["parameters"]["after"]),

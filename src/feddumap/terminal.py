@@ -32,8 +32,8 @@ def table(
     right: Sequence[str] = (),
     width: int | None = None,
 ) -> None:
-    """A table with numbers, and the columns of `right`, to the right; `width` is for where there is no
-    terminal to say it."""
+    """A table with numbers, and the columns of `right`, to the right. Where no terminal says how wide it may
+    be, it may have `width`."""
     cells = [[_cell(value) for value in row] for row in rows]
     shown = Table(title=title or None, title_justify="left", header_style="bold", show_header=any(columns))
     for index, column in enumerate(columns):
@@ -41,7 +41,10 @@ def table(
         shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         shown.add_row(*row)
-    out.print(shown, width=None if out.is_terminal else width)
+    if width is None or out.is_terminal:
+        out.print(shown)
+    else:
+        Console(file=out.file, width=width, highlight=False).print(shown)
 
 
 def _cell(value: Any) -> str:

@@ -11,6 +11,7 @@ from feddumap.device.task import Task
 from feddumap.errors import unknown
 from feddumap.models import network
 from feddumap.pruning.graph import prunable
+from feddumap.pruning.prunefl import first_mask
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import node_rate
 from feddumap.types import Answer, Question
@@ -74,7 +75,12 @@ def ranks(question: Question, task: Task) -> Answer:
     return Answer(task.device, tensors=tensors)
 
 
-REPORTS: Mapping[str, Callable[[Question, Task], Answer]] = {"census": census, "rate": rate, "ranks": ranks}
+REPORTS: Mapping[str, Callable[[Question, Task], Answer]] = {
+    "census": census,
+    "rate": rate,
+    "ranks": ranks,
+    "first-mask": first_mask,
+}
 
 
 def answer(question: Question, task: Task) -> Answer:

@@ -181,9 +181,10 @@ def adam(
     def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
         count, half = state[0].add_(1).item(), len(parameters) + 1
         means, squares = state[1:half], state[half:]
-        norm = torch.stack(torch._foreach_norm(grads)).norm().item()
-        if norm > clip:
-            torch._foreach_mul_(grads, clip / norm)
+        if clip < math.inf:
+            norm = torch.stack(torch._foreach_norm(grads)).norm().item()
+            if norm > clip:
+                torch._foreach_mul_(grads, clip / norm)
         if weight_decay:
             torch._foreach_add_(grads, parameters, alpha=weight_decay)
         torch._foreach_lerp_(means, grads, 1 - beta1)

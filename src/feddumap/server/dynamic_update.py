@@ -14,7 +14,7 @@ from feddumap.data.divergence import divergence
 from feddumap.device import training
 from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.task import weights_of
-from feddumap.device.training import Batch, Samples, batches, fit, sgd
+from feddumap.device.training import Batch, Samples, batches, fit, masked, sgd
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.seeds import stream
@@ -191,7 +191,8 @@ def train_copy(
     train = config.train
     data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment)
     total = train.epochs * math.ceil(len(samples) / train.batch)
-    fit(model, ticking(data, total, view.context.progress), rule or sgd(), view.lr)
+    inside = masked(rule or sgd(), view.state.mask)
+    fit(model, ticking(data, total, view.context.progress), inside, view.lr)
     return weights_of(model), {}
 
 

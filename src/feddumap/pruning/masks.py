@@ -1,0 +1,76 @@
+"""Masks: weights that stay in the network as zeros, and are neither trained nor sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from feddumap.algorithm import Cohort, Context, Metrics, Reshape
+from feddumap.models.cost import layer_macs, macs, parameter_names, parameters
+from feddumap.pruning.nodes import GlobalRate
+from feddumap.types import Architecture, ServerState, Tensors
+
+
+def maskable(architecture: Architecture, *, biases: bool) -> list[str]:
+    """The weights of convolutions and linear layers, by name, and their biases where asked for."""
+    known = parameter_names(architecture)
+    kinds = ("weight", "bias") if biases else ("weight",)
+    names = (f"{layer}.{kind}" for layer in layer_macs(architecture) for kind in kinds)
+    return [name for name in names if name in known]
+
+
+def largest(weights: Tensors, names: Sequence[str], rate: float) -> Tensors:
+    """Leaves out the ⌊R p⌋ smallest |w| of all R weights together, the first of equals first.
+
+    >>> largest({"a": torch.tensor([3.0, -1.0]), "b": torch.tensor([1.0, 0.5])}, ["a", "b"], 0.5)
+    {'a': tensor([ True, False]), 'b': tensor([ True, False])}
+    """
+    values = torch.cat([weights[name].reshape(-1) for name in names]).abs()
+    kept = torch.ones_like(values, dtype=torch.bool)
+    kept[values.argsort(stable=True)[: math.floor(len(values) * rate)]] = False
+    parts = torch.split(kept, [weights[name].numel() for name in names])
+    return {name: part.view_as(weights[name]).clone() for name, part in zip(names, parts, strict=True)}
+
+
+def within(tensors: Tensors, mask: Tensors) -> Tensors:
+    """Tensors that carry parameter names, with or without a prefix, with zeros where a mask leaves out."""
+    return {
+        name: tensor * mask[key] if (key := name.rsplit("/", 1)[-1]) in mask else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def put_on(state: ServerState, mask: Tensors) -> ServerState:
+    """The state under a mask: weights that it leaves out are zero, and so is their momentum."""
+    return replace(state, weights=within(state.weights, mask), steps=within(state.steps, mask), mask=mask)
+
+
+def by_magnitude(rate: GlobalRate) -> Reshape:
+    """IMC: once, the smallest weights and biases of the whole network are masked, at one global rate."""
+
+    def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
+        total, nodes = rate(state, context, cohort)
+        mask = largest(state.weights, maskable(state.architecture, biases=True), total)
+        masked = put_on(state, mask)
+        return masked, {"pruning": {"rate": total, "threshold": None, "nodes": nodes, **changes(state, mask)}}
+
+    return reshape
+
+
+def changes(before: ServerState, mask: Tensors) -> Metrics:
+    """What a mask leaves of each layer and in all. Multiply-adds stay: zeros are multiplied too."""
+    layers: dict[str, dict[str, Any]] = {}
+    for name, kept in mask.items():
+        count, left = kept.numel(), int(kept.sum())
+        layers[name] = {"rate": 1 - left / count, "weights": count, "kept": left}
+    whole, cost = parameters(before.architecture), macs(before.architecture)
+    gone_before, gone = (sum(int((~kept).sum()) for kept in m.values()) for m in (before.mask, mask))
+    return {
+        "layers": layers,
+        "parameters": {"before": whole - gone_before, "after": whole - gone},
+        "macs": {"before": cost, "after": cost},
+    }
