@@ -26,6 +26,7 @@ LAYERS = [
     ["grid_jobs"],
     ["terminal"],
     ["overview", "story", "grid_view"],
+    ["bench"],
     ["cli"],
     ["__main__"],
 ]

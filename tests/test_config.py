@@ -110,7 +110,10 @@ def test_every_key_is_described() -> None:
         assert len(text) > 3, key
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+SHIPPED = [path for path in sorted((ROOT / "configs").glob("*.toml")) if "[grid]" not in path.read_text()]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_configurations_are_valid(path: Path) -> None:
     config = load(path)
     assert config.method.name in RECIPES

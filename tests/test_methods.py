@@ -35,7 +35,7 @@ QUICK: dict[str, Any] = {
     "fixed_rate": 0.5,
     "budget": "small",
     "adjust_every": 1,
-    "first_steps": 100,
+    "first_passes": 20,
     "vote_epochs": 2,
     "subsets": 2,
 }

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from feddumap import __version__
+from feddumap.bench.commands import app as bench_app
 from feddumap.config import describe, load
 from feddumap.errors import FeddumapError
 
@@ -33,6 +34,7 @@ data_app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True)
 inspect_app = typer.Typer(help="Look at a model, a data set or a run.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(inspect_app, name="inspect")
+app.add_typer(bench_app, name="bench")
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key; may be repeated.")

@@ -37,9 +37,9 @@ class Cell:
         return f"{self.config.model.name} on {self.config.data.name}"
 
 
-def read(file: Path, sets: Iterable[str] = ()) -> tuple[Config, dict[str, list[Any]]]:
-    """What all cells have in common, and the values of every swept key. A --set of a swept key keeps that
-    value alone."""
+def read(file: Path, sets: Iterable[str] = ()) -> tuple[Config, dict[str, list[Any]], list[Any]]:
+    """What all cells have in common, the values of every swept key, and the methods that the file names. A
+    --set of a swept key keeps that value alone."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -47,7 +47,7 @@ def read(file: Path, sets: Iterable[str] = ()) -> tuple[Config, dict[str, list[A
     except OSError as error:
         raise FeddumapError(f"cannot read the grid {file}: {error.strerror}") from None
     swept = _sweeps(file, table.pop("grid", None))
-    Config.parse(table)
+    methods = swept.get("method.name", [Config.parse(table).method.name])
     for section, keys in load(None, sets).model_dump(exclude_unset=True).items():
         for key, value in keys.items():
             values = swept.get(f"{section}.{key}")
@@ -56,7 +56,7 @@ def read(file: Path, sets: Iterable[str] = ()) -> tuple[Config, dict[str, list[A
             else:
                 kept = [each for each in values if each == value] or [value]
                 swept[f"{section}.{key}"] = _all(f"{section}.{key}", value) or kept
-    return Config.parse(table), swept
+    return Config.parse(table), swept, methods
 
 
 def _sweeps(file: Path, table: Any) -> dict[str, list[Any]]:
@@ -90,22 +90,18 @@ def cells(
 ) -> list[Cell]:
     """The cells, in the order of the product: each checked as if it were about to be trained, and against
     what its directory holds already."""
-    base, swept = read(file, sets)
+    base, swept, methods = read(file, sets)
     chosen = [dict(zip(swept, values, strict=True)) for values in product(*swept.values())]
     configs = [_with(base, choice) for choice in chosen]
-    _refuse_strangers(base, swept, list(dict.fromkeys(config.method.name for config in configs)))
+    methods = [method for method in methods if method in list(RECIPES)]
+    _refuse_strangers(base, swept, [*dict.fromkeys([*methods, *(each.method.name for each in configs)])])
     notes: dict[str, None] = {}
     checked: dict[str, tuple[Config, int]] = {}
     found: dict[str, Cell] = {}
     names: set[str] = set()
     for choice, whole in zip(chosen, configs, strict=True):
-        keys = settings_model(whole.method.name).model_fields
-        dropped = {key for key in whole.method.settings if key not in keys}
-        applied = {key: value for key, value in choice.items() if key not in {f"method.{k}" for k in dropped}}
-        value = whole.model_dump()
-        config = Config.parse(
-            {**value, "method": {k: v for k, v in value["method"].items() if k not in dropped}}
-        )
+        config, strange = _fitted(whole)
+        applied = {key: value for key, value in choice.items() if key not in strange}
         try:
             unseeded = config.model_dump_json(exclude={"run": {"seed"}})
             if unseeded not in checked:  # no mistake depends on the seed
@@ -132,6 +128,14 @@ def _with(base: Config, choice: Mapping[str, Any]) -> Config:
         section, _, key = dotted.partition(".")
         value.setdefault(section, {})[key] = each
     return Config.parse(value)
+
+
+def _fitted(config: Config) -> tuple[Config, set[str]]:
+    """The configuration without the keys that its method does not have, and those."""
+    known = settings_model(config.method.name).model_fields
+    method = {key: value for key, value in config.method.settings.items() if key in known}
+    strange = {f"method.{key}" for key in config.method.settings if key not in known}
+    return Config.parse({**config.model_dump(), "method": {"name": config.method.name, **method}}), strange
 
 
 def _refuse_strangers(base: Config, swept: Iterable[str], methods: Sequence[str]) -> None:

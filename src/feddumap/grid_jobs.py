@@ -76,10 +76,14 @@ def attempt(path: Path, config: Config, tick: Callable[[], None] = lambda: None)
         finally:
             run.close()
     except FeddumapError as error:
-        return " ".join(str(error).split())
+        reason = str(error)
+    except OSError as error:
+        reason = f"cannot write or read {error.filename or path}: {error.strerror or error}"
     except Exception as error:  # a bug in one cell is no reason to lose the others
-        return " ".join(f"{type(error).__name__}: {error}".split())
-    return None
+        reason = f"{type(error).__name__}: {error}; for more run: feddumap resume {path}"
+    else:
+        return None
+    return " ".join(reason.split())
 
 
 class Processes:

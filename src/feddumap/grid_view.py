@@ -9,10 +9,11 @@ from statistics import median
 from typing import Any, Literal
 
 from feddumap import terminal
+from feddumap.curves import reached
 from feddumap.grid import Cell
 from feddumap.grid_jobs import carry_out, processes_of
 from feddumap.runs import read_config, read_records
-from feddumap.terminal import duration, megabytes, percent
+from feddumap.terminal import duration, percent
 
 WIDTH = 120  # columns of the tables where there is no terminal
 
@@ -30,10 +31,12 @@ def read_summary(cell: Cell) -> dict[str, Any] | None:
     """The summary of a finished cell; None if it is not finished, whatever an earlier end left behind."""
     try:
         summary: dict[str, Any] = json.loads((cell.path / "summary.json").read_text(encoding="utf-8"))
-        ended = summary["rounds"] >= cell.rounds or summary["targets"].get(str(cell.config.run.target))
+        rounds = int(summary["rounds"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return summary if ended else None
+    target = cell.config.run.target
+    early = target is not None and reached(read_records(cell.path), target) is not None
+    return summary if rounds >= cell.rounds or early else None
 
 
 def look(cell: Cell) -> State:
@@ -166,7 +169,7 @@ def show_results(rows: Sequence[dict[str, Any]]) -> None:
                 percent(row["accuracy"]["mean10"]),
                 duration(row["clock"]),
                 *(count(row[key]) for key in ("parameters", "macs")),
-                *(megabytes(row[key]) for key in ("bytes_down", "bytes_up")),
+                *(f"{count(row[key])}B" for key in ("bytes_down", "bytes_up")),
                 duration(row["wall"]),
             ]
         )

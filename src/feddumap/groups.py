@@ -87,8 +87,8 @@ class Magnitude(Rates):
 
 class Adjusted(Group):
     adjust_every: Annotated[int, Field(ge=1, description="rounds between two adjustments of the mask")] = 50
-    first_steps: Annotated[
-        int, Field(ge=0, description="steps in which one device finds the first mask, at most")
+    first_passes: Annotated[
+        int, Field(ge=0, description="passes over 200 images in which a device finds the first mask, at most")
     ] = 1000
 
 

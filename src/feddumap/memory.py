@@ -72,7 +72,8 @@ class Drawer:
 
     def keep(self, device: int, number: int, tensors: Tensors) -> None:
         self._folder.mkdir(exist_ok=True)
-        write_bytes(self._path(device, number), to_bytes(tensors))
+        plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write_bytes(self._path(device, number), to_bytes(plain))
         known = self._numbers.get(device, [])
         self._numbers[device] = [other for other in known if other < number] + [number]
 

@@ -265,7 +265,7 @@ def prunefl(
         method,
         local=reporting(method.local, every_),
         server=beside(method.server, "g2/", "dense/"),
-        reshape=first_of(at_round(0, first_pruning(settings.first_steps)), every(every_, adjustment())),
+        reshape=first_of(at_round(0, first_pruning(settings.first_passes)), every(every_, adjustment())),
         reply=lambda message: reply_nbytes(message, every_),
     )
 

@@ -15,6 +15,9 @@ from feddumap.pruning.masks import maskable
 from feddumap.types import Architecture, Tensors
 
 SHARE, HALF_LIFE = 0.3, 10_000
+CONSTANT = 0.55
+"""The part of a device's training time that no mask saves. PruneFL's authors give 17.4 of 31.5 s for VGG11
+and 1.25 of 2.25 s for a smaller network, in the configurations of their published code."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Costs:
 
 
 def costs_of(architecture: Architecture, clock: Clock, devices: list[int], samples: np.ndarray) -> Costs:
-    """T = T0 + Σ c_l |w_l| by the virtual clock: c_l is a weight's share of the training time, by its layer's
-    multiply-adds, and the time to send it both ways; T0 is the time to send what is never masked."""
+    """T = T0 + Σ c_l |w_l|, from the virtual clock: c_l is a weight's share of the training time, by its
+    layer's multiply-adds, and the time to send it both ways; T0 is what no mask saves, the constant part of
+    training and the time to send what is never masked."""
     whole = macs(architecture)
     train = clock.round(devices, Work(whole, whole, 0, 0, samples, samples)).seconds
     send = clock.round(devices, Work(0, whole, 4, 4, samples, samples)).seconds
@@ -37,7 +41,7 @@ def costs_of(architecture: Architecture, clock: Clock, devices: list[int], sampl
         name: train * per_layer[name.removesuffix(".weight")] / (whole * size) + send
         for name, size in sizes.items()
     }
-    return Costs(send * (parameters(architecture) - sum(sizes.values())), weight)
+    return Costs(CONSTANT * train + send * (parameters(architecture) - sum(sizes.values())), weight)
 
 
 def weight_sizes(architecture: Architecture) -> dict[str, int]:
@@ -56,11 +60,12 @@ def adjust(weights: Tensors, mask: Tensors, squares: Tensors, costs: Costs, shar
     """The mask that gains most a second, with g² as a weight's gain and c_l as its cost.
 
     Open to discussion are, of each tensor, the ρ smallest |w| in use and all that are not in use; the rest
-    stays. With N = Σ g² and T = T0 + Σ c_l over what stays, the open weight with the largest g²/c_l is taken
-    as long as that exceeds N/T, which it then joins.
+    stays, and so does what has no mask. With N = Σ g² and T = T0 + Σ c_l over what stays, the open weight with
+    the largest g²/c_l is taken as long as that exceeds N/T, which it then joins.
     """
     open_: dict[str, torch.Tensor] = {}
-    gain, time = 0.0, costs.fixed
+    gain = sum(float(square.double().sum()) for name, square in squares.items() if name not in mask)
+    time = costs.fixed
     for name, used in mask.items():
         flat = used.reshape(-1)
         positions = flat.nonzero().reshape(-1)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +14,18 @@ from feddumap.device.evaluation import score
 from feddumap.device.task import Task, plain, weights_of
 from feddumap.device.training import Samples, batches, fit, masked, sgd, watched
 from feddumap.errors import FeddumapError
+from feddumap.models.cost import parameters
 from feddumap.pruning.adjust import SHARE, Costs, adjust, costs_of, share_at, swap
 from feddumap.pruning.masks import changes, put_on
 from feddumap.selection import select
-from feddumap.tensors import all_finite
+from feddumap.tensors import all_finite, same_form
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 SAMPLES, BATCH, LEARNING_RATE = 200, 20, 0.1
-STRETCH = 50  # steps between two adjustments of the first mask
+LOOK, EVERY = (
+    10,
+    50,
+)  # passes between two looks at the accuracy, and between two adjustments of the first mask
 SETTLED, CHANGES = 0.1, 5  # the first mask is found after so many changes of its density in a row below that
 
 
@@ -35,8 +37,8 @@ def reporting(base: Local, every: int) -> Local:
         sums: Tensors = {}
 
         def see(grads: dict[str, torch.Tensor]) -> None:
-            for name in task.broadcast.mask:
-                sums[name] = sums[name] + grads[name] if name in sums else grads[name].clone()
+            for name, grad in grads.items():
+                sums[name] = sums[name] + grad if name in sums else grad.clone()
 
         upload = base(replace(task, watch=see), samples)
         known = task.remembered("g2/")
@@ -52,26 +54,25 @@ def reporting(base: Local, every: int) -> Local:
 
 
 def reply_nbytes(message: Broadcast, every: int) -> int:
-    """An upload's bytes: when it reports, with a float for each weight that can be masked."""
+    """An upload's bytes: when it reports, with a float for each parameter, masked or not."""
     reports = (message.round + 1) % every == 0
-    return message.reply_nbytes + reports * sum(4 * kept.numel() for kept in message.mask.values())
+    return message.reply_nbytes + 4 * parameters(message.architecture) * reports
 
 
-def first_pruning(steps: int) -> Reshape:
-    """Before the first round one device finds a mask with its own data; the model begins anew under it."""
+def first_pruning(rounds: int) -> Reshape:
+    """Before the first round one device finds a mask with its own data; its model is where all begin."""
 
     def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
         costs = round_costs(state, context)
-        settings = {"fixed": costs.fixed, "weight": dict(costs.weight), "steps": steps}
+        settings = {"fixed": costs.fixed, "weight": dict(costs.weight), "rounds": rounds}
         message = Broadcast(state.round, state.architecture, state.weights, 0.0)
         device = select(context.config, state.round)[0]
         context.progress("first pruning", 0, 1)
         (answer,) = cohort.survey(Question("first-mask", settings), message, [device])
-        mask = unpacked(answer, {name: state.weights[name].shape for name in costs.weight})
+        mask, dense = unpacked(answer, state.weights, costs.weight)
         context.progress("first pruning", 1, 1)
-        dense = {f"dense/{name}": state.weights[name] for name in mask}
-        pruned = put_on(state, mask)
-        pruned = replace(pruned, steps={**pruned.steps, **dense})
+        pruned = put_on(replace(state, weights=dense), mask)
+        pruned = replace(pruned, steps={**pruned.steps, **{f"dense/{name}": dense[name] for name in mask}})
         return pruned, {"pruning": {"device": device, "rate": left_out(mask), "threshold": None}
                         | changes(state, mask)}  # fmt: skip
 
@@ -107,56 +108,68 @@ def round_costs(state: ServerState, context: Context) -> Costs:
 
 
 def first_mask(question: Question, task: Task) -> Answer:
-    """A device's answer: the mask it found with its own images, a bit a weight."""
+    """A device's answer: the mask that it found with its own images, a bit a weight, and the model it trained
+    on the way, dense."""
     settings = question.settings
     costs = Costs(settings["fixed"], settings["weight"])
     samples = task.holdings.samples(task.device)
     chosen = task.rng("first-mask").permutation(len(samples))[:SAMPLES]
     some = Samples(samples.images[chosen], samples.labels[chosen])
-    found = Finding(task.network(), some, costs, task.broadcast.architecture.classes)
-    mask = found.run(settings["steps"], task.rng("first-mask-batches"))
-    return Answer(task.device, tensors={name: torch.from_numpy(np.packbits(m)) for name, m in mask.items()})
+    search = Search(task.network(), some, costs, task.broadcast.architecture.classes)
+    mask, dense = search.run(settings["rounds"], task.rng("first-mask-batches"))
+    bits = {f"mask/{name}": torch.from_numpy(np.packbits(kept)) for name, kept in mask.items()}
+    return Answer(task.device, tensors={**bits, **{f"weights/{name}": t for name, t in dense.items()}})
 
 
 @dataclass
-class Finding:
-    """SGD on a few images that adjusts its mask every 50 steps, until the mask has settled."""
+class Search:
+    """SGD on a few images that adjusts its mask every 50 passes over them, until the mask has settled."""
 
     network: nn.Module
     samples: Samples
     costs: Costs
     classes: int
 
-    def run(self, steps: int, rng: np.random.Generator) -> Tensors:
-        names = list(self.costs.weight)
-        dense = {name: t for name, t in weights_of(self.network).items() if name in names}
-        mask = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in dense.items()}
-        data = batches(self.samples, steps, BATCH, rng, augment=False)
-        calm = 0
-        for _ in range(0, steps, STRETCH):
-            squares = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in dense.items()}
-
-            def see(grads: Mapping[str, torch.Tensor], squares: Tensors = squares) -> None:
-                for name, total in squares.items():
-                    total.add_(grads[name].double().square())
-
-            fit(self.network, islice(data, STRETCH), watched(masked(sgd(), mask), see), LEARNING_RATE)
-            weights = weights_of(self.network)
-            if not (all_finite(weights) and all_finite(squares)):
-                raise FeddumapError(
-                    "prunefl: the first pruning diverged (NaN or infinite) on its device: choose another "
-                    "run.seed, or a model that trains at a learning rate of 0.1"
-                )
-            if score(self.network, self.samples).accuracy < 1.5 / self.classes:
+    def run(self, rounds: int, rng: np.random.Generator) -> tuple[Tensors, Tensors]:
+        """The mask, and the dense weights."""
+        weights = weights_of(self.network)
+        mask = {name: torch.ones_like(weights[name], dtype=torch.bool) for name in self.costs.weight}
+        dense = {name: weights[name] for name in mask}
+        squares: Tensors = {}
+        began, calm = -1, 0
+        for done in range(LOOK, rounds + 1, LOOK):
+            self._train(mask, squares, rng)
+            if began < 0 and score(self.network, self.samples).accuracy >= 1.5 / self.classes:
+                began = done
+            if began < 0 or (done - began) % EVERY:
                 continue
+            weights = weights_of(self.network)
             new = adjust(weights, mask, squares, self.costs, SHARE)
             weights, dense = swap(weights, mask, dense, new)
-            before, mask = 1 - left_out(mask), new
             self.network.load_state_dict(weights)
-            calm = calm + 1 if abs(1 - left_out(mask) - before) <= SETTLED * before else 0
+            density, mask = 1 - left_out(mask), new
+            calm = calm + 1 if abs(1 - left_out(mask) - density) <= SETTLED * density else 0
+            squares.clear()
             if calm == CHANGES:
                 break
-        return mask
+        weights = weights_of(self.network)
+        return mask, swap(weights, mask, dense, mask)[1] | {k: t for k, t in weights.items() if k not in mask}
+
+    def _train(self, mask: Tensors, squares: Tensors, rng: np.random.Generator) -> None:
+        """Ten passes over the images; `squares` gains Σ g²."""
+
+        def see(grads: Mapping[str, torch.Tensor]) -> None:
+            for name, grad in grads.items():
+                square = plain(grad).double().square()
+                squares[name] = squares[name] + square if name in squares else square
+
+        data = batches(self.samples, LOOK, BATCH, rng, augment=False)
+        fit(self.network, data, watched(masked(sgd(), mask), see), LEARNING_RATE)
+        if not all_finite(squares):
+            raise FeddumapError(
+                "prunefl: the first pruning diverged (NaN or infinite) on its device: choose another "
+                "run.seed, or a model that trains at a learning rate of 0.1"
+            )
 
 
 def left_out(mask: Tensors) -> float:
@@ -164,18 +177,25 @@ def left_out(mask: Tensors) -> float:
     return 1 - sum(int(kept.sum()) for kept in mask.values()) / sum(kept.numel() for kept in mask.values())
 
 
-def unpacked(answer: Answer, shapes: Mapping[str, Any]) -> Tensors:
-    """A mask from the wire: one bit for each weight that can be masked, no more and no less."""
+def unpacked(answer: Answer, weights: Tensors, names: Iterable[str]) -> tuple[Tensors, Tensors]:
+    """A mask and a model from the wire: a bit for each weight that can be masked, and finite weights."""
     mask: Tensors = {}
-    for name, shape in shapes.items():
-        bits, size = answer.tensors.get(name), int(np.prod(shape))
+    for name in names:
+        bits, size = answer.tensors.get(f"mask/{name}"), weights[name].numel()
         if bits is None or bits.dtype != torch.uint8 or bits.shape != (-(-size // 8),):
             raise FeddumapError(
                 f"device {answer.device} sent no mask for {name}: expected {size} bits; server and device "
                 "differ in version or model"
             )
-        mask[name] = torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool)).view(shape)
-    return mask
+        flat = np.unpackbits(bits.numpy(), count=size).astype(bool)
+        mask[name] = torch.from_numpy(flat).view(weights[name].shape)
+    dense = _under(dict(answer.tensors), "weights/")
+    if not (same_form(dense, weights) and all_finite(dense)):
+        raise FeddumapError(
+            f"device {answer.device} sent a first model that is not finite or of another form: server and "
+            "device differ in version or model"
+        )
+    return mask, dense
 
 
 def _under(tensors: Tensors, prefix: str) -> Tensors:
