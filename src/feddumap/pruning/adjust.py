@@ -60,8 +60,8 @@ def adjust(weights: Tensors, mask: Tensors, squares: Tensors, costs: Costs, shar
     """The mask that gains most a second, with g² as a weight's gain and c_l as its cost.
 
     Open to discussion are, of each tensor, the ρ smallest |w| in use and all that are not in use; the rest
-    stays, and so does what has no mask. With N = Σ g² and T = T0 + Σ c_l over what stays, the open weight with
-    the largest g²/c_l is taken as long as that exceeds N/T, which it then joins.
+    stays, and so does what has no mask. With N = Σ g² and T = T0 + Σ c_l over what stays, the open weight
+    with the largest g²/c_l is taken as long as that exceeds N/T, which it then joins.
     """
     open_: dict[str, torch.Tensor] = {}
     gain = sum(float(square.double().sum()) for name, square in squares.items() if name not in mask)
