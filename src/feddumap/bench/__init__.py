@@ -1,0 +1,1 @@
+"""`feddumap bench`: how fast rounds are on this machine, and what a federation costs besides training."""

@@ -1,0 +1,41 @@
+"""What a round costs when its devices have nothing to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from feddumap.bench.workload import CLASSES, Progress, Setting, measure, random_data, silent
+from feddumap.models import architecture
+from feddumap.models.cost import parameters
+
+MODELS = ("lenet", "vgg11")
+
+
+def bench_overhead(rounds: int, workers: int = 0, progress: Progress = silent) -> dict[str, Any]:
+    """Rounds of devices that receive a model, build it, and send it back as it was; 10 of 100 devices."""
+    federation = Setting(samples=1, epochs=1, workers=workers)
+    return {
+        "devices": federation.devices,
+        "cohort": federation.cohort,
+        "workers": federation.processes,
+        "rounds": rounds,
+        "cases": [_case(name, replace(federation, model=_hollow(name)), rounds, progress) for name in MODELS],
+    }
+
+
+def _hollow(model: str) -> str:
+    return f"feddumap.bench.hollow:{model}"
+
+
+def _case(model: str, setting: Setting, rounds: int, progress: Progress) -> dict[str, Any]:
+    def show(_: str, done: int, whole: int) -> None:
+        progress(model, done, whole)
+
+    with random_data(setting.images) as data:
+        times = measure(setting, data, rounds, show)
+    return {
+        "model": model,
+        "parameters": parameters(architecture(model, len(CLASSES))),
+        **times.to_json(),
+    }

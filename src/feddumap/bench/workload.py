@@ -1,0 +1,145 @@
+"""The work that is measured: FedAvg on random images, carried out by the code that `feddumap train` runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddumap.api import Run
+from feddumap.config import Config
+from feddumap.data import dataset, partition
+from feddumap.data.dataset import Arrays, Dataset
+from feddumap.runtime import cores
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being measured, how much of it is done, and the whole."""
+
+CLASSES = tuple("0123456789")
+SEED = 777
+NEVER = 10**9  # rounds between two evaluations
+
+
+def silent(what: str, done: int, whole: int) -> None:
+    """No progress."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation to measure. The defaults are the paper's; `workers` 0 is one per core, as in a run."""
+
+    model: str = "cnn"
+    devices: int = 100
+    cohort: int = 10
+    samples: int = 400
+    epochs: int = 5
+    batch: int = 10
+    lr: float = 0.1
+    workers: int = 0
+
+    @property
+    def processes(self) -> int:
+        """The processes that train."""
+        return self.workers or min(cores(), self.cohort)
+
+    @property
+    def images(self) -> int:
+        """Training images of the data set: the devices share four fifths of it, as in any run."""
+        return -(-self.devices * self.samples * 5 // 4)
+
+    def config(self, rounds: int) -> Config:
+        """The configuration of a run of so many rounds that is never evaluated before its last one."""
+        return Config.parse(
+            {
+                "data": {
+                    "devices": self.devices,
+                    "partition": "iid",
+                    "server_fraction": 0.0,
+                    "augment": False,
+                },
+                "model": {"name": self.model},
+                "train": {
+                    "rounds": rounds,
+                    "cohort": self.cohort,
+                    "epochs": self.epochs,
+                    "batch": self.batch,
+                    "lr": self.lr,
+                },
+                "clock": {"train_seconds": 1.0},
+                "run": {"seed": SEED, "workers": self.workers, "evaluate_every": NEVER},
+            }
+        )
+
+
+@contextmanager
+def random_data(images: int) -> Iterator[Dataset]:
+    """A data set of random pixels and labels, in a temporary folder that is removed at the end."""
+    rng = np.random.default_rng(SEED)
+
+    def draw(count: int) -> tuple[Any, Any]:
+        pixels = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        return pixels, rng.integers(0, len(CLASSES), count)
+
+    with tempfile.TemporaryDirectory(prefix="feddumap-bench-") as temporary:
+        folder = Path(temporary) / "random"
+        dataset.write(folder, "random", CLASSES, Arrays(*draw(images), *draw(10)), "random numbers")
+        yield dataset.read(folder, verify=False)
+
+
+@dataclass(frozen=True)
+class Times:
+    """`startup` is from building the engine to the end of the first round, `rounds` are those after it."""
+
+    startup: float
+    rounds: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.rounds))
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        >>> Times(9.0, [1.0, 2.0, 3.0, 4.0, 5.0]).to_json()["spread"]
+        {'min': 1.0, 'lower_quartile': 2.0, 'upper_quartile': 4.0, 'max': 5.0}
+        """
+        names = ("min", "lower_quartile", "upper_quartile", "max")
+        spread = (float(value) for value in np.percentile(self.rounds, [0, 25, 75, 100]))
+        return {
+            "seconds_per_round": self.median,
+            "spread": dict(zip(names, spread, strict=True)),
+            "startup_seconds": self.startup,
+        }
+
+
+def measure(
+    setting: Setting,
+    data: Dataset,
+    rounds: int,
+    progress: Progress = silent,
+    at_end: Callable[[], None] = lambda: None,
+) -> Times:
+    """Time `rounds` rounds after a first one. `at_end` is called while the workers are still there.
+
+    The run has one round more to do and is left before it: the last round of a run is always evaluated.
+    """
+    config = setting.config(rounds + 2)
+    split = partition.split(data.train_labels, len(CLASSES), config.data, SEED)
+    run = Run(config, data, split)
+    whole = (rounds + 1) * setting.cohort
+
+    def tick(what: str, done: int, _: int) -> None:
+        if what == "devices":
+            progress("devices", run.state.round * setting.cohort + done, whole)
+
+    for record in run.iterate(tick):
+        if record["round"] == rounds:
+            at_end()
+            break
+    walls = [record["wall"] for record in run.records]
+    return Times(walls[0], [after - before for before, after in pairwise(walls)])
