@@ -17,12 +17,13 @@ import torch
 
 from feddumap import cli
 from feddumap.api import Run
-from feddumap.bench import hollow, matrix, overhead, scale, workload
+from feddumap.bench import matrix, overhead, scale, workload
 from feddumap.bench.memory import peak_beyond
 from feddumap.bench.rounds import bench_rounds
 from feddumap.bench.workload import CLASSES, SEED, Setting, Times, measure, random_data
 from feddumap.data import partition
-from feddumap.models import architecture, initialise, network
+from feddumap.menu import RECIPES
+from feddumap.models import architecture
 from feddumap.models.cost import macs
 
 TINY = Setting(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
@@ -108,23 +109,17 @@ def test_the_random_data_is_the_same_each_time_and_removed_on_failure(temporary:
     assert left_in(temporary) == []
 
 
-@pytest.mark.parametrize("name", ["lenet", "vgg11"])
-def test_a_hollow_network_travels_whole_and_learns_nothing(name: str) -> None:
-    real = architecture(name, 10)
-    empty = architecture(f"feddumap.bench.hollow:{name}", 10)
-    weights = initialise(empty, 0)
-    head = hollow.Hollow(torch.nn.Identity(), 10).head.weight.numel()
-    expected = sum(tensor.numel() for tensor in initialise(real, 0).values())
-    assert sum(tensor.numel() for tensor in weights.values()) == expected + head
-    setting = Setting(f"feddumap.bench.hollow:{name}", devices=2, cohort=2, samples=1, epochs=1, workers=1)
+def test_an_echo_changes_nothing_and_is_no_listed_method() -> None:
+    setting = Setting("lenet", devices=2, cohort=2, samples=1, epochs=1, workers=1, method=overhead.ECHO)
     with random_data(setting.images) as data:
         config = setting.config(2)
         run = Run(config, data, partition.split(data.train_labels, len(CLASSES), config.data, SEED))
-        before = network(run.state.architecture, run.state.weights).state_dict()
+        before = run.state.weights
         run.run()
-    assert run.records[0]["bytes_up"] == 2 * 4 * (expected + head)
+    assert run.records[0]["bytes_up"] == 2 * 4 * 62_006
     for key, tensor in run.state.weights.items():
         assert torch.equal(tensor, before[key]), key
+    assert overhead.ECHO not in RECIPES
 
 
 def test_overhead_with_worker_processes(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -48,12 +49,30 @@ def recipe(name: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algo
     return enter
 
 
+def find(name: str) -> Recipe:
+    """A recipe of the table, or one of the user's own, named by where it is: `module:function`.
+
+    Worker processes import the latter for themselves; it never enters the table.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise unknown("method", name, [*RECIPES, "module:function of your own"])
+    try:
+        build = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FeddumapError(
+            f"method {name!r} cannot be imported ({error}): expected module:function, where function makes "
+            "an Algorithm and the module can be imported here"
+        ) from error
+    return Recipe(name, "", build)
+
+
 @cache
 def settings_model(name: str) -> type[BaseModel]:
     """All keys of a method in one model."""
-    if name not in RECIPES:
-        raise unknown("method", name, RECIPES)
-    return create_model(f"{name}-settings", __base__=tuple(RECIPES[name].groups) or Group)
+    return create_model(f"{name}-settings", __base__=tuple(find(name).groups) or Group)
 
 
 def resolve(config: MethodConfig) -> MethodConfig:
@@ -73,7 +92,7 @@ def settings_of(method: MethodConfig) -> list[Group]:
     values = method.settings
     return [
         group.model_validate({key: values[key] for key in group.model_fields if key in values})
-        for group in RECIPES[method.name].groups
+        for group in find(method.name).groups
     ]
 
 

@@ -35,7 +35,7 @@ from feddumap.groups import (
     Uniform,
     Voting,
 )
-from feddumap.menu import RECIPES, recipe, resolve, settings_of
+from feddumap.menu import find, recipe, resolve, settings_of
 from feddumap.pruning.adaptive import layer_adaptive
 from feddumap.pruning.cut import try_out
 from feddumap.pruning.graph import prunable
@@ -313,4 +313,4 @@ def optimised(second: Second, keys: FedOpt) -> Algorithm:
 def compose(config: Config) -> Algorithm:
     """The algorithm a configuration names."""
     method = resolve(config.method)
-    return RECIPES[method.name].build(*settings_of(method))
+    return find(method.name).build(*settings_of(method))

@@ -1,11 +1,14 @@
 """Arithmetic on named tensors. Floats are computed with; integers (batch-norm counters) are carried."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 
 from feddumap.types import Tensors
+
+STRETCH = 1 << 18
 
 
 def weighted_mean(parts: Iterable[tuple[float, Tensors]]) -> Tensors:
@@ -21,28 +24,40 @@ def weighted_mean(parts: Iterable[tuple[float, Tensors]]) -> Tensors:
     total = 0.0
     sums: Tensors = {}
     dtypes: dict[str, torch.dtype] = {}
+    scratch = torch.empty(STRETCH, dtype=torch.float64)
     for weight, tensors in parts:
         total += weight
         for name, tensor in tensors.items():
             if name not in sums:
                 dtypes[name] = tensor.dtype
-                sums[name] = tensor.double() * weight if tensor.is_floating_point() else tensor.clone()
-            elif tensor.is_floating_point():
-                sums[name].add_(tensor, alpha=weight)
+                floats = tensor.is_floating_point()
+                sums[name] = torch.zeros(tensor.shape, dtype=torch.float64) if floats else tensor.clone()
+            if tensor.is_floating_point():
+                _add(sums[name], tensor, weight, scratch)
     if not sums:
         raise ValueError("the mean of no parts")
     return {
-        name: (value / total).to(dtypes[name]) if dtypes[name].is_floating_point else value
+        name: torch.empty(value.shape, dtype=dtypes[name]).copy_(value.div_(total))
+        if dtypes[name].is_floating_point
+        else value
         for name, value in sums.items()
     }
 
 
+def _add(total: torch.Tensor, tensor: torch.Tensor, weight: float, scratch: torch.Tensor) -> None:
+    """total += weight · tensor, in stretches that stay in the cache while they become float64."""
+    flat = tensor.reshape(-1)
+    for into, part in zip(torch.split(total.view(-1), STRETCH), torch.split(flat, STRETCH), strict=True):
+        into.add_(scratch[: len(part)].copy_(part), alpha=weight)
+
+
 def all_finite(tensors: Tensors) -> bool:
-    """Whether no float is NaN or infinite. A sum is finite only if its terms are, and is cheap to take."""
+    """Whether no float is NaN or infinite: then neither are the smallest and the largest."""
     return all(
-        bool(torch.isfinite(tensor.sum(dtype=torch.float64)))
+        math.isfinite(bound)
         for tensor in tensors.values()
-        if tensor.is_floating_point()
+        if tensor.is_floating_point() and tensor.numel()
+        for bound in map(float, torch.aminmax(tensor))
     )
 
 

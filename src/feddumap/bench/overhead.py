@@ -10,22 +10,19 @@ from feddumap.models import architecture
 from feddumap.models.cost import parameters
 
 MODELS = ("lenet", "vgg11")
+ECHO = "feddumap.bench.echo:echo"
 
 
 def bench_overhead(rounds: int, workers: int = 0, progress: Progress = silent) -> dict[str, Any]:
-    """Rounds of devices that receive a model, build it, and send it back as it was; 10 of 100 devices."""
-    federation = Setting(samples=1, epochs=1, workers=workers)
+    """Rounds of devices that send back the model they got; 10 of 100 devices."""
+    federation = Setting(samples=1, epochs=1, workers=workers, method=ECHO)
     return {
         "devices": federation.devices,
         "cohort": federation.cohort,
         "workers": federation.processes,
         "rounds": rounds,
-        "cases": [_case(name, replace(federation, model=_hollow(name)), rounds, progress) for name in MODELS],
+        "cases": [_case(name, replace(federation, model=name), rounds, progress) for name in MODELS],
     }
-
-
-def _hollow(model: str) -> str:
-    return f"feddumap.bench.hollow:{model}"
 
 
 def _case(model: str, setting: Setting, rounds: int, progress: Progress) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Setting:
     batch: int = 10
     lr: float = 0.1
     workers: int = 0
+    method: str = "fedavg"
 
     @property
     def processes(self) -> int:
@@ -64,6 +65,7 @@ class Setting:
                     "augment": False,
                 },
                 "model": {"name": self.model},
+                "method": {"name": self.method},
                 "train": {
                     "rounds": rounds,
                     "cohort": self.cohort,

@@ -1,0 +1,15 @@
+"""A method whose devices send back what they got, named `feddumap.bench.echo:echo`."""
+
+from feddumap.algorithm import Algorithm
+from feddumap.device.task import Task
+from feddumap.device.training import Samples
+from feddumap.types import Upload
+
+
+def echo() -> Algorithm:
+    """Devices send back what they got."""
+
+    def local(task: Task, samples: Samples) -> Upload:
+        return Upload(task.device, task.broadcast.round, len(samples), 0, task.broadcast.weights)
+
+    return Algorithm(local=local)
