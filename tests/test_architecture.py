@@ -85,7 +85,7 @@ def users_of(*names: str) -> set[str]:
 
 def test_there_is_one_training_loop() -> None:
     """Whoever else differentiates looks at curvature or answers a question, and moves no parameter."""
-    others = {"pruning/lanczos.py", "pruning/gap.py", "device/reports.py"}
+    others = {"pruning/lanczos.py", "pruning/gap.py", "device/reports.py", "device/stack.py"}
     assert users_of("autograd.grad", "backward") - others == {"device/training.py"}
     assert users_of("_foreach_add_", "optim.SGD", "optim.Adam") == {"device/training.py"}
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from feddumap import recipes  # noqa: F401 (fills the menu)
 from feddumap.config import Config, describe, load
 from feddumap.errors import FeddumapError
-from feddumap.recipes import RECIPES, resolve
+from feddumap.menu import RECIPES, resolve
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from feddumap.bench.commands import app as bench_app
 from feddumap.cli import app, data_app, inspect_app
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +31,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_exist(path: Path) -> None:
-    groups = {"data": data_app, "inspect": inspect_app}
+    groups = {"bench": bench_app, "data": data_app, "inspect": inspect_app}
     for words in re.findall(
         r"feddumap ((?:[a-z]+ ?)+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", path.read_text(), re.DOTALL))
     ):

@@ -139,8 +139,8 @@ def test_results_in_flight_are_bounded(run: api.Run, pool: Pool) -> None:
 
     header = pool._share(broadcast_of(run.state, run.config))
     results = pool._in_order(
-        (({"verb": "train", "broadcast": header, "device": device}, {}) for device in devices()),
-        lambda reply, _: reply["device"],
+        (({"verb": "train", "broadcast": header, "devices": [device]}, {}) for device in devices()),
+        lambda reply, _: reply["uploads"][0]["device"],
     )
     assert next(results) == 0
     assert taken <= 4

@@ -3,12 +3,12 @@
 The whole life of a method, on a model of one number (`w`) and devices that each pull it to their own value:
 
 >>> import torch
->>> def pull(task, samples):                        # local: what a device does
-...     return Upload(task, 0, 1, 1, {"w": torch.tensor([float(task)])})
+>>> def pull(task, samples):                        # local: what a device does (here it trains no network)
+...     return Plan(report=lambda steps: Upload(task, 0, 1, steps, {"w": torch.tensor([float(task)])}))
 >>> def halve(weights, steps, view):                # server: what is done to the mean
 ...     return {"w": weights["w"] / 2}, steps, {"halved": True}
 >>> toy = Algorithm(local=pull, server=ServerStep(init=lambda state: {}, apply=halve))
->>> uploads = [toy.local(device, None) for device in (2, 4)]
+>>> uploads = [toy.local(device, None).report(0) for device in (2, 4)]
 >>> mean = toy.aggregate(uploads, None)
 >>> weights, steps, metrics = toy.server.apply(mean.weights, {}, None)
 >>> weights["w"], metrics
@@ -30,8 +30,10 @@ from feddumap.tensors import weighted_mean
 from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from feddumap.device.task import Task
-    from feddumap.device.training import Samples
+    from feddumap.device.training import Rule, Samples
 
 Labels = Literal["none", "counts", "gradient"]
 Metrics = dict[str, Any]
@@ -104,7 +106,18 @@ class Merged:
     metrics: Metrics = field(default_factory=dict)
 
 
-Local = Callable[["Task", "Samples"], Upload]
+@dataclass(frozen=True)
+class Plan:
+    """What a device does in a round: its `network` is trained on `samples` by `rule`, and `report` makes an
+    upload of it, given the number of steps. A device that does otherwise does so in `report`."""
+
+    report: Callable[[int], Upload]
+    network: nn.Module | None = None
+    samples: Samples | None = None
+    rule: Rule | None = None
+
+
+Local = Callable[["Task", "Samples"], Plan]
 DeviceData = Callable[["Task"], "Samples"]
 Aggregate = Callable[[Iterable[Upload], RoundView], Merged]
 Send = Callable[[ServerState], Tensors]

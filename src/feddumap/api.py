@@ -22,6 +22,7 @@ from feddumap.data import partition, sources
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
 from feddumap.device.evaluation import Score
+from feddumap.device.team import stack_size
 from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
 from feddumap.memory import Memory, Shelf
@@ -284,9 +285,12 @@ def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     if config.run.device != "cpu":
         _check_device(config.run.device)
     dataset = sources.get(config.data.name, say=say)
-    architecture(config.model.name, len(dataset.classes))
+    shape = architecture(config.model.name, len(dataset.classes))
     data = partition.resolve(config.data, len(dataset.classes))
-    return config.model_copy(update={"method": method, "data": data}), dataset
+    train = config.train
+    if not train.stack:
+        train = train.model_copy(update={"stack": stack_size(shape, train.cohort)})
+    return config.model_copy(update={"method": method, "data": data, "train": train}), dataset
 
 
 def _check_device(name: str) -> None:

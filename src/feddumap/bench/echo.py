@@ -1,6 +1,6 @@
 """A method whose devices send back what they got, named `feddumap.bench.echo:echo`."""
 
-from feddumap.algorithm import Algorithm
+from feddumap.algorithm import Algorithm, Plan
 from feddumap.device.task import Task
 from feddumap.device.training import Samples
 from feddumap.types import Upload
@@ -9,7 +9,8 @@ from feddumap.types import Upload
 def echo() -> Algorithm:
     """Devices send back what they got."""
 
-    def local(task: Task, samples: Samples) -> Upload:
-        return Upload(task.device, task.broadcast.round, len(samples), 0, task.broadcast.weights)
+    def local(task: Task, samples: Samples) -> Plan:
+        same = Upload(task.device, task.broadcast.round, len(samples), 0, task.broadcast.weights)
+        return Plan(lambda _: same)
 
     return Algorithm(local=local)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from feddumap.data.partition import Split
 from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.reports import answer
 from feddumap.device.task import Holdings, Task
+from feddumap.device.team import carry_out
 from feddumap.device.training import Samples
 from feddumap.memory import Memory
 from feddumap.models import network
@@ -49,6 +50,15 @@ class SplitHoldings:
         return Samples.take(self.dataset.train_images, self.dataset.train_labels, indices)
 
 
+def squads(devices: Sequence[int], size: int) -> list[Sequence[int]]:
+    """The devices that are trained side by side, `size` at a time: it depends on nothing else.
+
+    >>> squads([3, 5, 8, 9, 11], 2)
+    [[3, 5], [8, 9], [11]]
+    """
+    return [devices[i : i + size] for i in range(0, len(devices), size)]
+
+
 class Desk:
     """Carries out what the server asks of a device."""
 
@@ -56,12 +66,16 @@ class Desk:
         self._config = config
         self._holdings = holdings
         self._algorithm = algorithm or compose(config)
+        self.stack = max(1, config.train.stack)
 
-    def train(self, broadcast: Broadcast, device: int, memory: Tensors) -> tuple[Upload, Tensors]:
-        """What the device sends, and what it keeps: nothing anew, if that would not be finite."""
-        task = Task(device, broadcast, self._holdings, self._config, memory)
-        upload = self._algorithm.local(task, self._algorithm.device_data(task))
-        return upload, task.kept if all_finite(task.kept) else {}
+    def train(self, broadcast: Broadcast, memories: Mapping[int, Tensors]) -> list[tuple[Upload, Tensors]]:
+        """For each device, by its number and memory: what it sends, and what it keeps (nothing anew, if that
+        would not be finite)."""
+        tasks = [Task(k, broadcast, self._holdings, self._config, own) for k, own in memories.items()]
+        plans = [self._algorithm.local(task, self._algorithm.device_data(task)) for task in tasks]
+        uploads = carry_out(tasks, plans)
+        kept = [task.kept if all_finite(task.kept) else {} for task in tasks]
+        return list(zip(uploads, kept, strict=True))
 
     def answer(self, question: Question, broadcast: Broadcast, device: int) -> Answer:
         return answer(question, Task(device, broadcast, self._holdings, self._config))
@@ -92,12 +106,13 @@ class LocalCohort:
         self._memory = memory
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
-        for device in devices:
-            memory = self._memory.recall(device, broadcast.round)
-            upload, kept = self._desk.train(broadcast, device, memory)
-            if kept:
-                self._memory.keep(device, broadcast.round, kept)
-            yield upload
+        number = broadcast.round
+        for some in squads(devices, self._desk.stack):
+            memories = {device: self._memory.recall(device, number) for device in some}
+            for upload, kept in self._desk.train(broadcast, memories):
+                if kept:
+                    self._memory.keep(upload.device, number, kept)
+                yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         return (self._desk.answer(question, broadcast, device) for device in devices)

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from feddumap.cohort.desk import squads
 from feddumap.cohort.region import Region
-from feddumap.cohort.worker import pack_broadcast, unpack_answers, unpack_upload
+from feddumap.cohort.worker import pack_broadcast, unpack_answers, unpack_uploads
 from feddumap.config import Config
 from feddumap.data.partition import Split
 from feddumap.device.evaluation import Score, chunks
@@ -32,8 +33,8 @@ TRIES = 3
 LIGHT_STRETCH = 256  # devices that share the message of a light question
 
 Value = TypeVar("Value")
-Job = tuple[dict[str, Any], Tensors]
-"""What a worker is told, and the memory of the device it works for."""
+Job = tuple[dict[str, Any], dict[str, Tensors]]
+"""What a worker is told, and the memories of the devices it works for."""
 
 
 class WorkerDiedError(Exception):
@@ -59,12 +60,12 @@ class Process:
         self._setup: dict[str, Any] | None = setup
         self._send(setup)
 
-    def call(self, job: dict[str, Any], memory: Tensors) -> dict[str, Any]:
-        """Give a job, with the device's memory, and wait for the reply."""
+    def call(self, job: dict[str, Any], memories: dict[str, Tensors]) -> dict[str, Any]:
+        """Give a job, with the devices' memories, and wait for the reply."""
         if self._setup is not None:
             self._receive()  # ready
             self._setup = None
-        self._send({**job, "memory": self.up.write({"memory": memory})})
+        self._send({**job, "memory": self.up.write(memories)})
         return self._receive()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -120,6 +121,7 @@ class Pool:
         self._spans = chunks(test_images)
         self._workers = workers
         self._memory = memory
+        self._stack = max(1, config.train.stack)
         self._closing = False
         self._sent: tuple[Tensors, Tensors, dict[str, Any]] | None = None
         self._processes = [Process(self._setup, self._down, self._fixed) for _ in range(workers)]
@@ -137,13 +139,17 @@ class Pool:
         header = self._share(broadcast)
         number = broadcast.round
         jobs = (
-            ({"verb": "train", "broadcast": header, "device": device}, self._memory.recall(device, number))
-            for device in devices
+            (
+                {"verb": "train", "broadcast": header, "devices": list(some)},
+                {str(device): self._memory.recall(device, number) for device in some},
+            )
+            for some in squads(devices, self._stack)
         )
-        for upload, kept in self._in_order(jobs, unpack_upload):
-            if kept:
-                self._memory.keep(upload.device, number, kept)
-            yield upload
+        for results in self._in_order(jobs, unpack_uploads):
+            for upload, kept in results:
+                if kept:
+                    self._memory.keep(upload.device, number, kept)
+                yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         header = self._share(broadcast)

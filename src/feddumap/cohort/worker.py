@@ -28,7 +28,7 @@ from feddumap.types import Answer, Architecture, Broadcast, Question, Tensors, U
 class Worker:
     """What one process can do for the pool. `up` is this worker's own region, the others are shared.
 
-    A device's memory comes in `up` too, before what it sends goes there.
+    The devices' memories come in `up` too, before what they send goes there.
     """
 
     def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Region) -> None:
@@ -44,8 +44,9 @@ class Worker:
         broadcast = unpack_broadcast(job["broadcast"], self._down)
         match job["verb"]:
             case "train":
-                memory = _copied(self._up, job["memory"]).get("memory", {})
-                return pack_upload(*self._desk.train(broadcast, job["device"], memory), self._up)
+                known = _copied(self._up, job["memory"])
+                memories = {device: known.get(str(device), {}) for device in job["devices"]}
+                return pack_uploads(self._desk.train(broadcast, memories), self._up)
             case "survey":
                 question = Question(**job["question"])
                 answers = [self._desk.answer(question, broadcast, device) for device in job["devices"]]
@@ -80,23 +81,33 @@ def unpack_broadcast(value: dict[str, Any], region: Region) -> Broadcast:
     )
 
 
-def pack_upload(upload: Upload, kept: Tensors, region: Region) -> dict[str, Any]:
-    return {
-        "device": upload.device,
-        "round": upload.round,
-        "samples": upload.samples,
-        "steps": upload.steps,
-        "metrics": dict(upload.metrics),
-        "layout": region.write({"weights": upload.weights, "extra": upload.extra, "memory": kept}),
-    }
+def pack_uploads(results: list[tuple[Upload, Tensors]], region: Region) -> dict[str, Any]:
+    groups: dict[str, Tensors] = {}
+    for i, (upload, kept) in enumerate(results):
+        groups |= {f"{i}/weights": upload.weights, f"{i}/extra": upload.extra, f"{i}/memory": kept}
+    uploads = [
+        {
+            "device": upload.device,
+            "round": upload.round,
+            "samples": upload.samples,
+            "steps": upload.steps,
+            "metrics": dict(upload.metrics),
+        }
+        for upload, _ in results
+    ]
+    return {"uploads": uploads, "layout": region.write(groups)}
 
 
-def unpack_upload(value: dict[str, Any], region: Region) -> tuple[Upload, Tensors]:
-    """The upload, and what the device keeps, copied out so that the worker may write the next one."""
+def unpack_uploads(value: dict[str, Any], region: Region) -> list[tuple[Upload, Tensors]]:
+    """The uploads, and what the devices keep, copied out so that the worker may write the next ones."""
     groups = _copied(region, value["layout"])
-    fields = {key: value[key] for key in ("device", "round", "samples", "steps", "metrics")}
-    upload = Upload(**fields, weights=groups.get("weights", {}), extra=groups.get("extra", {}))
-    return upload, groups.get("memory", {})
+    return [
+        (
+            Upload(**fields, weights=groups.get(f"{i}/weights", {}), extra=groups.get(f"{i}/extra", {})),
+            groups.get(f"{i}/memory", {}),
+        )
+        for i, fields in enumerate(value["uploads"])
+    ]
 
 
 def pack_answers(answers: list[Answer], region: Region) -> dict[str, Any]:

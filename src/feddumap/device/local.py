@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from feddumap.algorithm import Local
+from feddumap.algorithm import Local, Plan
 from feddumap.device.task import Task, plain
 from feddumap.device.training import (
     Rule,
@@ -21,12 +21,7 @@ from feddumap.types import Upload
 
 def train_with(rule: Rule) -> Local:
     """E epochs from the global model with the given update rule; the trained model goes up."""
-
-    def local(task: Task, samples: Samples) -> Upload:
-        network = task.network()
-        return task.upload(network, samples, task.fit(network, samples, rule))
-
-    return local
+    return lambda task, samples: task.plan(task.network(), samples, rule)
 
 
 def local_sgd() -> Local:
@@ -42,12 +37,15 @@ def restarted_momentum(beta: float) -> Local:
 def shared_momentum(beta: float) -> Local:
     """FedDA's device side: momentum that begins as the server's v, and goes back as v_k."""
 
-    def local(task: Task, samples: Samples) -> Upload:
+    def local(task: Task, samples: Samples) -> Plan:
         network = task.network()
         carried = task.received("v/")
-        steps = task.fit(network, samples, carried_momentum(beta, carried))
-        upload = task.upload(network, samples, steps)
-        return replace(upload, extra={f"v/{name}": plain(tensor) for name, tensor in carried.items()})
+
+        def report(steps: int) -> Upload:
+            upload = task.upload(network, samples, steps)
+            return replace(upload, extra={f"v/{name}": plain(tensor) for name, tensor in carried.items()})
+
+        return task.plan(network, samples, carried_momentum(beta, carried), report)
 
     return local
 
@@ -55,12 +53,15 @@ def shared_momentum(beta: float) -> Local:
 def mime_lite(beta: float) -> Local:
     """MimeLite's device side: steps with the server's frozen s; the full gradient at w goes up too."""
 
-    def local(task: Task, samples: Samples) -> Upload:
+    def local(task: Task, samples: Samples) -> Plan:
         gradient = full_gradient(task.network(), samples.to(task.config.run.device))
         network = task.network()
-        rule = frozen_momentum(beta, task.received("s/"))
-        upload = task.upload(network, samples, task.fit(network, samples, rule))
-        return replace(upload, extra={f"s/{name}": plain(tensor) for name, tensor in gradient.items()})
+
+        def report(steps: int) -> Upload:
+            upload = task.upload(network, samples, steps)
+            return replace(upload, extra={f"s/{name}": plain(tensor) for name, tensor in gradient.items()})
+
+        return task.plan(network, samples, frozen_momentum(beta, task.received("s/")), report)
 
     return local
 
@@ -73,17 +74,20 @@ def scaffold() -> Local:
     after K steps. c comes with the model; c_k is the device's own and stays with it; c_k⁺ − c_k goes up.
     """
 
-    def local(task: Task, samples: Samples) -> Upload:
+    def local(task: Task, samples: Samples) -> Plan:
         network = task.network()
-        before = {name: plain(parameter) for name, parameter in network.named_parameters()}
         shared = task.received("c/")
         own = task.remembered("c/") or {name: torch.zeros_like(c) for name, c in shared.items()}
+        before = {name: task.broadcast.weights[name] for name in shared}
+
+        def report(steps: int) -> Upload:
+            upload = task.upload(network, samples, steps)
+            scale = 1 / (steps * task.broadcast.lr)
+            change = {name: scale * (before[name] - upload.weights[name]) - shared[name] for name in shared}
+            task.kept.update({f"c/{name}": own[name] + change[name] for name in shared})
+            return replace(upload, extra={f"c/{name}": tensor for name, tensor in change.items()})
+
         shift = {name: shared[name] - own[name] for name in shared}
-        steps = task.fit(network, samples, corrected(shift))
-        upload = task.upload(network, samples, steps)
-        scale = 1 / (steps * task.broadcast.lr)
-        change = {name: scale * (before[name] - upload.weights[name]) - shared[name] for name in shared}
-        task.kept.update({f"c/{name}": own[name] + change[name] for name in shared})
-        return replace(upload, extra={f"c/{name}": tensor for name, tensor in change.items()})
+        return task.plan(network, samples, corrected(shift), report)
 
     return local

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from feddumap.algorithm import Plan
 from feddumap.config import Config
-from feddumap.device.training import Batch, Rule, Samples, Watch, batches, fit, masked, watched
+from feddumap.device.training import Batch, Rule, Samples, Watch, batches, masked, watched
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.seeds import stream
@@ -54,11 +56,14 @@ class Task:
         """This device's random stream for a purpose in this round."""
         return stream(self.config.run.seed, purpose, self.broadcast.round, self.device)
 
-    def fit(self, network: nn.Module, samples: Samples, rule: Rule) -> int:
-        """Train E epochs over `samples` at this round's learning rate, inside the mask; the steps taken."""
+    def plan(
+        self, network: nn.Module, samples: Samples, rule: Rule, report: Callable[[int], Upload] | None = None
+    ) -> Plan:
+        """Train E epochs over `samples` at this round's learning rate, inside the mask. Then the network is
+        what goes up, unless `report` makes something else of it."""
         inside = masked(rule, self.broadcast.mask)
         seen = watched(inside, self.watch) if self.watch else inside
-        return fit(network, self.batches(samples), seen, self.broadcast.lr)
+        return Plan(report or partial(self.upload, network, samples), network, samples, seen)
 
     def batches(self, samples: Samples) -> Iterator[Batch]:
         """E epochs over `samples` in this round's order."""

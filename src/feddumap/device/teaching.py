@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddumap.algorithm import Local
+from feddumap.algorithm import Local, Plan
 from feddumap.config import Config
 from feddumap.device.evaluation import chunks
 from feddumap.device.task import Task, weights_of
@@ -86,7 +86,7 @@ def party(partitions: int, subsets: int, school: School) -> Local:
     part, the teachers of a partition vote on the public images, and a student learns those labels. The
     students go up: the first as the weights, the others beside it."""
 
-    def local(task: Task, samples: Samples) -> Upload:
+    def report(task: Task, samples: Samples) -> Upload:
         public = task.holdings.shared(task.device, EVERYTHING).images
         shape = task.broadcast.architecture
         start = (shape, task.broadcast.weights)
@@ -115,7 +115,7 @@ def party(partitions: int, subsets: int, school: School) -> Local:
         upload = Upload(task.device, task.broadcast.round, len(samples), steps, students[0])
         return replace(upload, extra=others)
 
-    return local
+    return lambda task, samples: Plan(lambda _: report(task, samples))
 
 
 def students_of(upload: Upload, partitions: int) -> list[Tensors]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,10 +52,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a gradient moves the parameters: `init` makes a rule's own state, `step` updates in place."""
+    """How a gradient moves the parameters: `init` makes a rule's own state, `step` updates in place.
+
+    A rule that treats every number by itself, with a state of tensors shaped like the parameters in turn, may
+    be applied `together` to several networks.
+    """
 
     init: Callable[[dict[str, nn.Parameter]], Group]
     step: Callable[[Group, Group, Group, float], None]
+    together: bool = True
 
 
 def sgd() -> Rule:
@@ -147,7 +153,7 @@ def masked(rule: Rule, mask: dict[str, torch.Tensor]) -> Rule:
         torch._foreach_mul_(grads, state[:count])
         rule.step(parameters, grads, state[count:], lr)
 
-    return Rule(init, step)
+    return Rule(init, step, rule.together)
 
 
 def watched(rule: Rule, see: Watch) -> Rule:
@@ -162,7 +168,7 @@ def watched(rule: Rule, see: Watch) -> Rule:
         see(dict(zip(names, grads, strict=True)))
         rule.step(parameters, grads, state, lr)
 
-    return Rule(init, step)
+    return Rule(init, step, together=False)
 
 
 def adam(
@@ -195,7 +201,7 @@ def adam(
         torch._foreach_add_(roots, epsilon)
         torch._foreach_addcdiv_(parameters, means, roots, -lr / (1 - beta1**count))
 
-    return Rule(init, step)
+    return Rule(init, step, together=False)
 
 
 def to_input(images: torch.Tensor) -> torch.Tensor:
@@ -227,10 +233,26 @@ def fit(
     network.train()
     named = dict(network.named_parameters())
     parameters: Group = list(named.values())
-    state = rule.init(named)
+
+    def gradients(batch: Batch) -> Group:
+        inputs, targets = batch
+        return list(torch.autograd.grad(loss(network(inputs), targets), parameters))
+
+    return descend(data, gradients, parameters, rule, rule.init(named), lr)
+
+
+def descend(
+    data: Iterable[Any],
+    gradients: Callable[[Any], Group],
+    parameters: Group,
+    rule: Rule,
+    state: Group,
+    lr: float | Schedule,
+) -> int:
+    """The loop: a step for each batch, or for each batch of several networks."""
     steps = 0
-    for inputs, targets in data:
-        grads = list(torch.autograd.grad(loss(network(inputs), targets), parameters))
+    for batch in data:
+        grads = gradients(batch)
         with torch.no_grad():
             rule.step(parameters, grads, state, lr(steps) if callable(lr) else lr)
         steps += 1

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddumap.algorithm import Cohort, Context, Local, Metrics, Reshape
+from feddumap.algorithm import Cohort, Context, Local, Metrics, Plan, Reshape
 from feddumap.device.evaluation import score
 from feddumap.device.task import Task, plain, weights_of
 from feddumap.device.training import Samples, batches, fit, masked, sgd, watched
@@ -33,22 +33,26 @@ def reporting(base: Local, every: int) -> Local:
     """A device that trains as in `base` and adds up, over the rounds it takes part in, (Σ g)² of its rounds'
     dense gradients. It sends the sum in each `every`-th round, and begins again."""
 
-    def local(task: Task, samples: Samples) -> Upload:
+    def local(task: Task, samples: Samples) -> Plan:
         sums: Tensors = {}
 
         def see(grads: dict[str, torch.Tensor]) -> None:
             for name, grad in grads.items():
                 sums[name] = sums[name] + grad if name in sums else grad.clone()
 
-        upload = base(replace(task, watch=see), samples)
-        known = task.remembered("g2/")
-        squares = {name: plain(total).square() for name, total in sums.items()}
-        total = {f"g2/{name}": known[name] + g if name in known else g for name, g in squares.items()}
-        if (task.broadcast.round + 1) % every:
-            task.kept.update(total)
-            return upload
-        task.kept.update({name: torch.zeros_like(tensor) for name, tensor in total.items()})
-        return replace(upload, extra={**upload.extra, **total})
+        def report(steps: int) -> Upload:
+            upload = plan.report(steps)
+            known = task.remembered("g2/")
+            squares = {name: plain(total).square() for name, total in sums.items()}
+            total = {f"g2/{name}": known[name] + g if name in known else g for name, g in squares.items()}
+            if (task.broadcast.round + 1) % every:
+                task.kept.update(total)
+                return upload
+            task.kept.update({name: torch.zeros_like(tensor) for name, tensor in total.items()})
+            return replace(upload, extra={**upload.extra, **total})
+
+        plan = base(replace(task, watch=see), samples)
+        return replace(plan, report=report)
 
     return local
 
