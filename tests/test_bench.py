@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from feddumap import cli
+from feddumap import api, cli
 from feddumap.api import Run
 from feddumap.bench import matrix, overhead, scale, workload
 from feddumap.bench.memory import peak_beyond
@@ -83,7 +83,7 @@ def test_the_setting_is_the_papers_and_is_never_evaluated(monkeypatch: pytest.Mo
             super().__init__(*arguments)
             runs.append(self)
 
-    monkeypatch.setattr(workload, "Run", Watched)
+    monkeypatch.setattr(api, "Run", Watched)
     with random_data(TINY.images) as data:
         times = measure(TINY, data, 2)
     assert [record["accuracy"] for record in runs[0].records] == [None] * 3

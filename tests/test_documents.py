@@ -39,7 +39,9 @@ def test_commands_exist(path: Path) -> None:
         names = {command.name or command.callback.__name__ for command in app.registered_commands}
         assert first in names | set(groups), words
         if first in groups and rest:
-            known = {command.name for command in groups[first].registered_commands}
+            known = {
+                command.name or command.callback.__name__ for command in groups[first].registered_commands
+            }
             assert rest[0] in known, words
 
 

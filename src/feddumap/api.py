@@ -275,8 +275,8 @@ def _config(given: Config | Mapping[str, Any] | str | Path | None) -> Config:
 
 
 def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
-    """Fill in what depends on the method and the data, and check what can be checked before any work."""
-    method = menu.resolve(config.method)
+    """Get the data, fill in what depends on it, and check what can be checked before any work."""
+    menu.resolve(config.method)
     if config.train.cohort > config.data.devices:
         raise FeddumapError(
             f"train.cohort = {config.train.cohort} is larger than data.devices = {config.data.devices}: "
@@ -285,12 +285,18 @@ def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     if config.run.device != "cpu":
         _check_device(config.run.device)
     dataset = sources.get(config.data.name, say=say)
+    return complete(config, dataset), dataset
+
+
+def complete(config: Config, dataset: Dataset) -> Config:
+    """Fill in what depends on the method, the model and the data."""
     shape = architecture(config.model.name, len(dataset.classes))
     data = partition.resolve(config.data, len(dataset.classes))
     train = config.train
     if not train.stack:
         train = train.model_copy(update={"stack": stack_size(shape, train.cohort)})
-    return config.model_copy(update={"method": method, "data": data, "train": train}), dataset
+    method = menu.resolve(config.method)
+    return config.model_copy(update={"method": method, "data": data, "train": train})
 
 
 def _check_device(name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from feddumap.api import Run
+from feddumap import api
 from feddumap.config import Config
 from feddumap.data import dataset, partition
 from feddumap.data.dataset import Arrays, Dataset
@@ -130,9 +130,9 @@ def measure(
 
     The run has one round more to do and is left before it: the last round of a run is always evaluated.
     """
-    config = setting.config(rounds + 2)
+    config = api.complete(setting.config(rounds + 2), data)
     split = partition.split(data.train_labels, len(CLASSES), config.data, SEED)
-    run = Run(config, data, split)
+    run = api.Run(config, data, split)
     whole = (rounds + 1) * setting.cohort
 
     def tick(what: str, done: int, _: int) -> None:
