@@ -199,12 +199,12 @@ def every(rounds: int, change: Reshape) -> Reshape:
 
 
 def first_of(*changes: Reshape) -> Reshape:
-    """The first of several reshaping steps whose time it is."""
+    """The first of several reshaping steps that has something to do, or to say."""
 
     def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
         for change in changes:
             changed, metrics = change(state, context, cohort)
-            if changed is not state:
+            if changed is not state or metrics:
                 return changed, metrics
         return state, {}
 

@@ -198,7 +198,7 @@ class Run:
             say(f"{'; '.join(damaged)}: {then}")
         if saved is not None:
             self.state, self._wall, self._saved_round = saved.state, saved.wall, saved.state.round
-        self.records = self.directory.keep_records(self.state.round)
+        self.records = self.directory.go_back(self.state.round)
 
 
 def start(

@@ -7,15 +7,16 @@ round that is done again, after a kill or a lost message, finds the memory that 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Protocol
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from feddumap.errors import FeddumapError
 from feddumap.files import write_bytes
+from feddumap.tensors import digest
 from feddumap.types import Tensors
 
 
@@ -54,26 +55,33 @@ class Drawer:
         self._folder = folder
         self._numbers: dict[int, list[int]] = {}
         for path in sorted(folder.glob("*-*.safetensors")):
-            device, _, number = path.stem.partition("-")
-            self._numbers.setdefault(int(device), []).append(int(number))
+            if match := re.fullmatch(r"(\d+)-(\d+)", path.stem):
+                self._numbers.setdefault(int(match[1]), []).append(int(match[2]))
 
     def recall(self, device: int, before: int) -> Tensors:
         older = [number for number in self._numbers.get(device, []) if number < before]
         if not older:
             return {}
-        path = self._path(device, older[-1])
         try:
-            return load_tensors(path.read_bytes())
-        except (OSError, SafetensorError) as error:
-            raise FeddumapError(
-                f"cannot read {path}, the memory of device {device} ({error}): start the run anew under "
-                "another name"
-            ) from None
+            return self._read(device, older[-1])
+        except FeddumapError as error:
+            raise FeddumapError(f"{error}: start the run anew under another name") from None
+
+    def _read(self, device: int, number: int) -> Tensors:
+        path = self._path(device, number)
+        try:
+            with safe_open(path, "pt") as file:
+                tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                if (file.metadata() or {}).get("digest") != digest(tensors):
+                    raise ValueError("its checksum does not match")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise FeddumapError(f"cannot read {path}, the memory of device {device} ({error})") from None
+        return tensors
 
     def keep(self, device: int, number: int, tensors: Tensors) -> None:
         self._folder.mkdir(exist_ok=True)
         plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_bytes(self._path(device, number), to_bytes(plain))
+        write_bytes(self._path(device, number), to_bytes(plain, {"digest": digest(plain)}))
         known = self._numbers.get(device, [])
         self._numbers[device] = [other for other in known if other < number] + [number]
 
@@ -82,9 +90,10 @@ class Drawer:
         pairs = ((device, [n for n in known if n < before]) for device, known in self._numbers.items())
         return {str(device): older[-1] for device, older in pairs if older}
 
-    def complete(self, newest: dict[str, int]) -> bool:
-        """Whether all of a checkpoint's memories are still there."""
-        return all(self._path(int(device), number).is_file() for device, number in newest.items())
+    def verify(self, newest: dict[str, int]) -> None:
+        """A checkpoint whose memories are not all there and whole is an error."""
+        for device, number in newest.items():
+            self._read(int(device), number)
 
     def tidy(self, before: int) -> None:
         """Forget what no state from `before` rounds on could ask for."""

@@ -156,8 +156,7 @@ class RunDirectory:
         }
         write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": _digest(value)}, indent=2))
         for old in self._checkpoints()[KEPT:]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+            _remove(old)
         self.memory.tidy(_number(self._checkpoints()[-1]))
 
     def latest(self) -> tuple[Saved | None, list[str]]:
@@ -166,12 +165,23 @@ class RunDirectory:
         for path in self._checkpoints():
             try:
                 saved = read_checkpoint(path)
-                if not self.memory.complete(saved.devices):
-                    raise FeddumapError(f"checkpoint {path.name} lacks files of {self.path / 'devices'}")
-                return saved, damaged
             except FeddumapError as error:
                 damaged.append(str(error))
+                continue
+            try:
+                self.memory.verify(saved.devices)
+                return saved, damaged
+            except FeddumapError as error:
+                damaged.append(f"checkpoint {path.name} cannot be used: {error}")
         return None, damaged
+
+    def go_back(self, number: int) -> list[dict[str, Any]]:
+        """Leave what is after `number` rounds, damaged checkpoints first: else they would outlive the good
+        ones that are still to come. Returns the records that stay."""
+        for path in self._checkpoints():
+            if _number(path) > number:
+                _remove(path)
+        return self.keep_records(number)
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""
@@ -197,6 +207,11 @@ def read_checkpoint(path: Path) -> Saved:
         return Saved(state, value["wall"], value["devices"])
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
+
+
+def _remove(checkpoint: Path) -> None:
+    checkpoint.unlink(missing_ok=True)
+    checkpoint.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def _number(checkpoint: Path) -> int:

@@ -27,7 +27,7 @@ def story(path: Path) -> dict[str, Any]:
         "model": config.model.name,
         "data": config.data.name,
         "rounds": len(records),
-        "of": config.train.rounds,
+        "of": len(records) if finished else config.train.rounds,
         "finished": finished,
         "accuracy": accuracies(records),
         "clock": records[-1]["clock"],

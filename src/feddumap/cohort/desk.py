@@ -69,13 +69,15 @@ class Desk:
         self.stack = max(1, config.train.stack)
 
     def train(self, broadcast: Broadcast, memories: Mapping[int, Tensors]) -> list[tuple[Upload, Tensors]]:
-        """For each device, by its number and memory: what it sends, and what it keeps (nothing anew, if that
-        would not be finite)."""
+        """For each device, by its number and memory: what it sends, and what it keeps (nothing anew, if what
+        it sends or keeps is not finite)."""
         tasks = [Task(k, broadcast, self._holdings, self._config, own) for k, own in memories.items()]
         plans = [self._algorithm.local(task, self._algorithm.device_data(task)) for task in tasks]
-        uploads = carry_out(tasks, plans)
-        kept = [task.kept if all_finite(task.kept) else {} for task in tasks]
-        return list(zip(uploads, kept, strict=True))
+        results = []
+        for upload, task in zip(carry_out(tasks, plans), tasks, strict=True):
+            good = not task.kept or (all_finite(task.kept) and all_finite(upload.weights))
+            results.append((upload, task.kept if good else {}))
+        return results
 
     def answer(self, question: Question, broadcast: Broadcast, device: int) -> Answer:
         return answer(question, Task(device, broadcast, self._holdings, self._config))

@@ -16,7 +16,9 @@ from feddumap.config import Config
 from feddumap.device.training import Batch, Rule, Samples, Watch, batches, masked, watched
 from feddumap.errors import FeddumapError
 from feddumap.models import network
+from feddumap.models.cost import parameter_names
 from feddumap.seeds import stream
+from feddumap.tensors import same_form
 from feddumap.types import Broadcast, Tensors, Upload
 
 
@@ -78,10 +80,11 @@ class Task:
         return {name.removeprefix(prefix): t for name, t in extra.items() if name.startswith(prefix)}
 
     def remembered(self, prefix: str) -> dict[str, torch.Tensor]:
-        """What it kept under a prefix, by parameter name; a memory of another form is an error."""
+        """What it kept under a prefix, by parameter name: nothing at first, then a tensor for each. A memory
+        of another form is an error."""
         kept = {name.removeprefix(prefix): t for name, t in self.memory.items() if name.startswith(prefix)}
-        weights = self.broadcast.weights
-        if not kept.keys() <= weights.keys() or any(t.shape != weights[k].shape for k, t in kept.items()):
+        names = parameter_names(self.broadcast.architecture)
+        if kept and not same_form(kept, {name: self.broadcast.weights[name] for name in names}):
             raise FeddumapError(
                 f"the memory of device {self.device} does not fit the model of round {self.broadcast.round}: "
                 "it is of another run; start anew"

@@ -135,4 +135,4 @@ def passes(
     """Samples that devices go through: teachers and students learn, and the teachers' answers take a third of
     a step each."""
     learnt = partitions * school.rounds_of(config) * (samples + public)
-    return np.asarray(learnt + -(-partitions * subsets * public // 3))
+    return np.asarray(learnt + -(-partitions * np.minimum(subsets, samples) * public // 3))

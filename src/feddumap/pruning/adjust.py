@@ -29,16 +29,16 @@ class Costs:
 
 
 def costs_of(architecture: Architecture, clock: Clock, devices: list[int], samples: np.ndarray) -> Costs:
-    """T = T0 + Σ c_l |w_l|, from the virtual clock: c_l is a weight's share of the training time, by its
-    layer's multiply-adds, and the time to send it both ways; T0 is what no mask saves, the constant part of
-    training and the time to send what is never masked."""
+    """T = T0 + Σ c_l |w_l|, which for all weights is a round of the virtual clock. c_l is a weight's share of
+    the training time that masks can save, by its layer's multiply-adds, and the time to send it both ways; T0
+    is what they cannot save, the constant part of training and the time to send what is never masked."""
     whole = macs(architecture)
     train = clock.round(devices, Work(whole, whole, 0, 0, samples, samples)).seconds
     send = clock.round(devices, Work(0, whole, 4, 4, samples, samples)).seconds
     per_layer = layer_macs(architecture)
     sizes = weight_sizes(architecture)
     weight = {
-        name: train * per_layer[name.removesuffix(".weight")] / (whole * size) + send
+        name: (1 - CONSTANT) * train * per_layer[name.removesuffix(".weight")] / (whole * size) + send
         for name, size in sizes.items()
     }
     return Costs(CONSTANT * train + send * (parameters(architecture) - sum(sizes.values())), weight)

@@ -14,6 +14,7 @@ from feddumap.device.evaluation import score
 from feddumap.device.task import Task, plain, weights_of
 from feddumap.device.training import Samples, batches, fit, masked, sgd, watched
 from feddumap.errors import FeddumapError
+from feddumap.models import network
 from feddumap.models.cost import parameters
 from feddumap.pruning.adjust import SHARE, Costs, adjust, costs_of, share_at, swap
 from feddumap.pruning.masks import changes, put_on
@@ -119,7 +120,9 @@ def first_mask(question: Question, task: Task) -> Answer:
     samples = task.holdings.samples(task.device)
     chosen = task.rng("first-mask").permutation(len(samples))[:SAMPLES]
     some = Samples(samples.images[chosen], samples.labels[chosen])
-    search = Search(task.network(), some, costs, task.broadcast.architecture.classes)
+    shape = task.broadcast.architecture
+    model = network(shape, task.broadcast.weights)  # on the CPU, wherever training runs
+    search = Search(model, some, costs, shape.classes)
     mask, dense = search.run(settings["rounds"], task.rng("first-mask-batches"))
     bits = {f"mask/{name}": torch.from_numpy(np.packbits(kept)) for name, kept in mask.items()}
     return Answer(task.device, tensors={**bits, **{f"weights/{name}": t for name, t in dense.items()}})
@@ -140,7 +143,7 @@ class Search:
         mask = {name: torch.ones_like(weights[name], dtype=torch.bool) for name in self.costs.weight}
         dense = {name: weights[name] for name in mask}
         squares: Tensors = {}
-        began, calm = -1, 0
+        began, calm = -1, -1  # the first adjustment has none before it to compare with
         for done in range(LOOK, rounds + 1, LOOK):
             self._train(mask, squares, rng)
             if began < 0 and score(self.network, self.samples).accuracy >= 1.5 / self.classes:
@@ -152,7 +155,8 @@ class Search:
             weights, dense = swap(weights, mask, dense, new)
             self.network.load_state_dict(weights)
             density, mask = 1 - left_out(mask), new
-            calm = calm + 1 if abs(1 - left_out(mask) - density) <= SETTLED * density else 0
+            settled = calm < 0 or abs(1 - left_out(mask) - density) <= SETTLED * density
+            calm = calm + 1 if settled else 0
             squares.clear()
             if calm == CHANGES:
                 break
