@@ -23,10 +23,8 @@ from feddumap.tensors import all_finite, same_form
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 SAMPLES, BATCH, LEARNING_RATE = 200, 20, 0.1
-LOOK, EVERY = (
-    10,
-    50,
-)  # passes between two looks at the accuracy, and between two adjustments of the first mask
+LOOK = 10  # passes between two looks at the accuracy
+EVERY = 50  # passes between two adjustments of the first mask
 SETTLED, CHANGES = 0.1, 5  # the first mask is found after so many changes of its density in a row below that
 
 
