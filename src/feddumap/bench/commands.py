@@ -32,6 +32,7 @@ def rounds(
     rounds: Rounds = 5,
     workers: Workers = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Local epochs; the paper has 5.")] = 5,
+    stack: Annotated[int, typer.Option(min=0, help="Devices that train as one; 0: by the model.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Time rounds of the paper's FedAvg setting on random images: 10 of 100 devices with 400 images each,
@@ -41,7 +42,8 @@ def rounds(
     from feddumap.bench.workload import Setting
 
     with terminal.counting() as progress:
-        found = bench_rounds(Setting(model=model, epochs=epochs, workers=workers), rounds, progress)
+        setting = Setting(model=model, epochs=epochs, workers=workers, stack=stack)
+        found = bench_rounds(setting, rounds, progress)
     if as_json:
         _print_json(found)
         return

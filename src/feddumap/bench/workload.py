@@ -42,6 +42,7 @@ class Setting:
     batch: int = 10
     lr: float = 0.1
     workers: int = 0
+    stack: int = 0
     method: str = "fedavg"
 
     @property
@@ -72,6 +73,7 @@ class Setting:
                     "epochs": self.epochs,
                     "batch": self.batch,
                     "lr": self.lr,
+                    "stack": self.stack,
                 },
                 "clock": {"train_seconds": 1.0},
                 "run": {"seed": SEED, "workers": self.workers, "evaluate_every": NEVER},
