@@ -15,7 +15,6 @@ import pytest
 import tomli_w
 
 from feddumap import api, cli, grid_jobs
-from feddumap.config import Config
 from feddumap.errors import FeddumapError
 from feddumap.grid import Cell, cells, read
 from feddumap.grid_view import State, count, look, time_left
@@ -23,6 +22,7 @@ from feddumap.menu import RECIPES
 from feddumap.runs import read_checkpoint, read_config, read_records
 from feddumap.tensors import digest
 from tests.conftest import SMALL
+from tests.test_runs import interrupted
 
 ROOT = Path(__file__).parents[1]
 Write = Callable[..., Path]
@@ -63,16 +63,6 @@ def bits(directory: Path) -> tuple[str, float, list[dict[str, Any]]]:
     saved = read_checkpoint(max(directory.glob("checkpoint-*.json")))
     records = [{**record, "wall": 0} for record in read_records(directory)]
     return digest(saved.state.weights), saved.state.clock, records
-
-
-def interrupt(config: Config, directory: Path, rounds: int) -> None:
-    """Leave a run after some rounds."""
-    run = api.start(config, directory)
-    iterator = iter(run)
-    for _ in range(rounds):
-        next(iterator)
-    iterator.close()  # type: ignore[attr-defined]
-    run.close()
 
 
 def names(found: list[Cell]) -> list[str]:
@@ -226,7 +216,7 @@ def test_an_interrupted_cell_is_resumed_to_the_same_bits(write: Write, grid: Com
     file = write({"method.name": ["feddum"], "run.seed": [1, 2]})
     found = cells(file, tmp_path / "out")
     api.train(found[0].config, tmp_path / "whole")
-    interrupt(found[0].config, found[0].path, 2)
+    interrupted(found[0].config, found[0].path, 2)
     assert (look(found[0]).status, look(found[0]).done, look(found[1]).status) == ("interrupted", 2, "new")
     code, printed, _ = grid(file, "--dry-run")
     assert code == 0
@@ -256,7 +246,7 @@ def test_a_summary_from_before_more_rounds_is_no_end(write: Write, grid: Command
 def test_another_configuration_is_refused_by_its_key(write: Write, grid: Command, tmp_path: Path) -> None:
     file = write({"run.seed": [1, 2]}, train={"rounds": 1})
     (first, _) = cells(file, tmp_path / "out")
-    interrupt(first.config.replace(run={"workers": 2}), first.path, 0)
+    interrupted(first.config.replace(run={"workers": 2}), first.path, 0)
     assert len(cells(file, tmp_path / "out")) == 2, "the number of workers may differ"
     code, _, errors = grid(file, "--set", "train.lr=0.3")
     assert code == 2
@@ -275,7 +265,7 @@ def test_another_configuration_is_refused_by_its_key(write: Write, grid: Command
 def test_a_failing_cell_does_not_stop_the_others(write: Write, grid: Command, tmp_path: Path) -> None:
     file = write({"run.seed": [1, 2]}, train={"rounds": 2})
     first, second = cells(file, tmp_path / "out")
-    interrupt(first.config, first.path, 1)
+    interrupted(first.config, first.path, 1)
     (first.path / "split.safetensors").write_bytes(b"")
     code, printed, errors = grid(file, "--jobs", "1")
     assert code == 1
@@ -332,7 +322,7 @@ def test_processes_give_the_same_bits(write: Write, grid: Command, tmp_path: Pat
     """Whether a cell begins in its process or goes on there."""
     file = write({"method.name": ["fedavg", "feddum"]})
     found = cells(file, tmp_path / "out")
-    interrupt(found[1].config, found[1].path, 1)
+    interrupted(found[1].config, found[1].path, 1)
     assert grid(file, "--jobs", "2")[0] == 0
     for cell in found:
         api.train(cell.config, tmp_path / "alone" / cell.name)
@@ -342,7 +332,7 @@ def test_processes_give_the_same_bits(write: Write, grid: Command, tmp_path: Pat
 
 def test_a_process_tells_what_went_wrong(write: Write, tmp_path: Path) -> None:
     (cell,) = cells(write({"run.seed": [1]}), tmp_path / "out")
-    interrupt(cell.config, cell.path, 1)
+    interrupted(cell.config, cell.path, 1)
     (cell.path / "split.safetensors").write_bytes(b"")
     with grid_jobs.Processes() as processes:
         said = processes.run(cell.path, cell.config)

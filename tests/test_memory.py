@@ -242,8 +242,7 @@ def whole(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
                 if (len(run.records), done) == (4, 1):
                     shutil.copytree(place / "whole" / name, place / name)
 
-            for _ in run.iterate(copy):
-                pass
+            assert len(list(run.iterate(copy))) == run.rounds
             run.close()
     return outcome(run, place / "whole" / "sparse"), place
 

@@ -18,13 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddumap import api, menu, recipes
+from feddumap.algorithm import mean_of_uploads
 from feddumap.cohort.desk import Desk, LocalCohort, SplitHoldings
 from feddumap.config import Config
 from feddumap.device.reports import label_counts, output_bias_gradient
 from feddumap.device.training import Samples, to_input
 from feddumap.errors import FeddumapError
 from feddumap.models import network
-from feddumap.rounds import take_census
+from feddumap.rounds import broadcast_of, take_census
+from feddumap.runtime import exact_math
 from feddumap.tensors import all_finite, digest
 from feddumap.types import Answer, Broadcast, Question, Upload
 from tests.conftest import small
@@ -104,6 +106,28 @@ def test_rounds_and_seeds_matter(home: object, name: str) -> None:
     assert len({digest(api.start(run.config).state.weights), *after}) == 1 + run.rounds
     other = api.train(config_of(name, run={"seed": 778}, train={"rounds": 1}))
     assert bits(other) != after[0]
+
+
+OTHERWISE = {"hybrid-fl", "feddf", "fedkt", "fedkt-iter"}
+"""Methods that do more than average when uploads become one model."""
+
+
+@every
+def test_one_device_is_its_own_mean(home: object, name: str) -> None:
+    """To the bit, with whatever it sends besides its model."""
+    run = api.start(config_of(name))
+    algorithm = run._algorithm
+    assert (algorithm.aggregate is mean_of_uploads) == (name not in OTHERWISE)
+    if name in OTHERWISE:
+        return
+    message = replace(broadcast_of(run.state, run.config), extra=algorithm.send(run.state))
+    desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
+    with exact_math():
+        ((upload, _),) = desk.train(message, {3: {}})
+    merged = algorithm.aggregate([upload], None)  # type: ignore[arg-type]
+    assert digest(upload.weights) != digest(message.weights)
+    assert digest(merged.weights) == digest(upload.weights)
+    assert digest(merged.extra) == digest(upload.extra)
 
 
 @every

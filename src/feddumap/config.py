@@ -152,16 +152,19 @@ class Config(Section):
         return self.model_dump(exclude_none=True)
 
 
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; one that cannot be read is called what it is."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FeddumapError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise FeddumapError(f"cannot read the {what} {path}: {error.strerror}") from None
+
+
 def load(path: Path | None, sets: Iterable[str] = ()) -> Config:
     """Read a TOML file (or start from the defaults) and apply `section.key=value` settings in order."""
-    value: dict[str, Any] = {}
-    if path is not None:
-        try:
-            value = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FeddumapError(f"{path} is not valid TOML: {error}") from None
-        except OSError as error:
-            raise FeddumapError(f"cannot read the configuration {path}: {error.strerror}") from None
+    value = read_toml(path, "configuration") if path is not None else {}
     for text in sets:
         name, equals, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from feddumap import api
-from feddumap.config import Config, load
+from feddumap.config import Config, load, read_toml
 from feddumap.errors import FeddumapError
 from feddumap.menu import RECIPES, resolve, settings_model
 from feddumap.runs import read_config, refuse_existing
@@ -40,12 +39,7 @@ class Cell:
 def read(file: Path, sets: Iterable[str] = ()) -> tuple[Config, dict[str, list[Any]], list[Any]]:
     """What all cells have in common, the values of every swept key, and the methods that the file names. A
     --set of a swept key keeps that value alone."""
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FeddumapError(f"{file} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise FeddumapError(f"cannot read the grid {file}: {error.strerror}") from None
+    table = read_toml(file, "grid")
     swept = _sweeps(file, table.pop("grid", None))
     methods = swept.get("method.name", [Config.parse(table).method.name])
     for section, keys in load(None, sets).model_dump(exclude_unset=True).items():

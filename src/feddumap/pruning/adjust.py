@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from feddumap.fleet import Clock, Work
+from feddumap.models import build
 from feddumap.models.cost import layer_macs, macs, parameters
 from feddumap.pruning.masks import maskable
 from feddumap.types import Architecture, Tensors
@@ -45,8 +46,6 @@ def costs_of(architecture: Architecture, clock: Clock, devices: list[int], sampl
 
 
 def weight_sizes(architecture: Architecture) -> dict[str, int]:
-    from feddumap.models import build
-
     named = dict(build(architecture).named_parameters())
     return {name: named[name].numel() for name in maskable(architecture, biases=False)}
 
