@@ -25,7 +25,7 @@ LAYERS = [
     ["grid"],
     ["grid_jobs"],
     ["terminal"],
-    ["overview", "story", "grid_view"],
+    ["overview", "story", "grid_view", "report"],
     ["bench"],
     ["cli"],
     ["__main__"],
