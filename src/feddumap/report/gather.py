@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from feddumap import recipes  # noqa: F401 (fills the menu)
 from feddumap.config import Config
 from feddumap.curves import accuracies
 from feddumap.errors import FeddumapError
