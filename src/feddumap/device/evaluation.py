@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from feddumap.device.quick import quick
 from feddumap.device.training import Samples, to_input
 
 CHUNK = 250
@@ -54,7 +55,8 @@ def chunks(count: int) -> list[tuple[int, int]]:
 def score(network: nn.Module, samples: Samples) -> Score:
     """One chunk, in eval mode, without augmentation."""
     network.eval()
-    outputs = network(to_input(samples.images))
+    with quick(network):
+        outputs = network(to_input(samples.images))
     loss = F.cross_entropy(outputs.double(), samples.labels, reduction="sum")
     correct = (outputs.argmax(dim=1) == samples.labels).sum()
     return Score(int(correct), float(loss), len(samples))

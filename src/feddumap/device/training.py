@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.data.augment import crop_and_flip, pad
+from feddumap.device.quick import quick
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Group = list[torch.Tensor]
@@ -213,11 +214,14 @@ def batches(
     samples: Samples, epochs: int, size: int, rng: np.random.Generator, *, augment: bool
 ) -> Iterator[Batch]:
     """E epochs of ⌈n/B⌉ shuffled batches; the last one of an epoch may be smaller, none is dropped."""
-    source = pad(samples.images) if augment else samples.images
+    device = samples.labels.device
+    source = samples.images.cpu().numpy()
+    if augment:
+        source = pad(source)
     for _ in range(epochs):
-        order = torch.from_numpy(rng.permutation(len(samples))).to(samples.labels.device)
-        images = crop_and_flip(source, order, rng) if augment else source[order]
-        labels = samples.labels[order]
+        order = rng.permutation(len(samples))
+        images = torch.from_numpy(crop_and_flip(source, order, rng) if augment else source[order]).to(device)
+        labels = samples.labels[torch.from_numpy(order).to(device)]
         for start in range(0, len(samples), size):
             yield to_input(images[start : start + size]), labels[start : start + size]
 
@@ -238,7 +242,8 @@ def fit(
         inputs, targets = batch
         return list(torch.autograd.grad(loss(network(inputs), targets), parameters))
 
-    return descend(data, gradients, parameters, rule, rule.init(named), lr)
+    with quick(network):
+        return descend(data, gradients, parameters, rule, rule.init(named), lr)
 
 
 def descend(
