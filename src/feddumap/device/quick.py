@@ -1,8 +1,8 @@
 """The same numbers sooner: what a network is spared while it trains or is scored.
 
-On a processor without AVX-512, oneDNN's gradient of a convolution's weights takes one and a half to seven times
-as long as the matrix product it amounts to. And a chain whose pools drop a last odd row never looks at the last
-rows of an image, which need not be computed.
+On a processor without AVX-512, oneDNN's gradient of a convolution's weights takes one and a half to seven
+times as long as the matrix product it amounts to. And a chain whose pools drop a last odd row never looks at
+the last rows of an image, which need not be computed.
 """
 
 from __future__ import annotations
