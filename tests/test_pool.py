@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from feddumap.memory import Shelf
 from feddumap.rounds import broadcast_of
 from feddumap.runtime import exact_math
 from feddumap.tensors import digest
-from feddumap.types import Question, Tensors
+from feddumap.types import Question
 from tests.conftest import small
 
 
@@ -109,9 +110,9 @@ def test_a_job_that_kills_every_worker_ends_the_run_with_a_sentence(
 ) -> None:
     original = pool_module.Process.call
 
-    def call(self: pool_module.Process, job: dict[str, object], memory: Tensors) -> dict[str, object]:
+    def call(self: pool_module.Process, *job: Any) -> dict[str, object]:
         self.kill()
-        return original(self, job, memory)
+        return original(self, *job)
 
     monkeypatch.setattr(pool_module.Process, "call", call)
     with pytest.raises(FeddumapError, match=r"train job died 3 times \(last: signal 9\).* lower run.workers"):

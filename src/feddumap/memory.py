@@ -45,7 +45,8 @@ class Shelf:
     def keep(self, device: int, number: int, tensors: Tensors) -> None:
         pieces = self._pieces.setdefault(device, {})
         older = [other for other in pieces if other < number]
-        self._pieces[device] = {other: pieces[other] for other in older[-1:]} | {number: tensors}
+        own = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._pieces[device] = {other: pieces[other] for other in older[-1:]} | {number: own}
 
 
 class Drawer:

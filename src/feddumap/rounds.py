@@ -187,7 +187,10 @@ class Gate:
                     f"device {upload.device} answered round {self._message.round} with a model of round "
                     f"{upload.round} or of another form: server and device differ in version or method"
                 )
-            if not (all_finite(upload.weights) and all_finite(upload.extra)):
+            finite = upload.finite
+            if finite is None:
+                finite = all_finite(upload.weights) and all_finite(upload.extra)
+            if not finite:
                 self._rejected.append(upload.device)
                 continue
             sent = upload.nbytes(self._message.mask)

@@ -3,16 +3,18 @@
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import torch
 
 from feddumap.types import Tensors
 
-STRETCH = 1 << 18
+STRETCH = 1 << 18  # numbers that stay in the cache while they become float64
+TOGETHER = 4  # parts that are added in one pass over the sum
 
 
 def weighted_mean(parts: Iterable[tuple[float, Tensors]]) -> Tensors:
-    """w = Σ n_k w_k / Σ n_k, one part in memory at a time.
+    """w = Σ n_k w_k / Σ n_k, a few parts in memory at a time.
 
     The sum is kept in float64: n_k · w_k is then exact, so one part comes back bit for bit, and the rounding
     happens once. Integer tensors are not averaged: the first part's are kept.
@@ -25,15 +27,16 @@ def weighted_mean(parts: Iterable[tuple[float, Tensors]]) -> Tensors:
     sums: Tensors = {}
     dtypes: dict[str, torch.dtype] = {}
     scratch = torch.empty(STRETCH, dtype=torch.float64)
-    for weight, tensors in parts:
-        total += weight
-        for name, tensor in tensors.items():
+    source = iter(parts)
+    while some := list(islice(source, TOGETHER)):
+        total = sum((weight for weight, _ in some), start=total)
+        for name, tensor in some[0][1].items():
             if name not in sums:
                 dtypes[name] = tensor.dtype
                 floats = tensor.is_floating_point()
                 sums[name] = torch.zeros(tensor.shape, dtype=torch.float64) if floats else tensor.clone()
             if tensor.is_floating_point():
-                _add(sums[name], tensor, weight, scratch)
+                _add(sums[name], [(weight, tensors[name]) for weight, tensors in some], scratch)
     if not sums:
         raise ValueError("the mean of no parts")
     return {
@@ -44,11 +47,13 @@ def weighted_mean(parts: Iterable[tuple[float, Tensors]]) -> Tensors:
     }
 
 
-def _add(total: torch.Tensor, tensor: torch.Tensor, weight: float, scratch: torch.Tensor) -> None:
-    """total += weight · tensor, in stretches that stay in the cache while they become float64."""
-    flat = tensor.reshape(-1)
-    for into, part in zip(torch.split(total.view(-1), STRETCH), torch.split(flat, STRETCH), strict=True):
-        into.add_(scratch[: len(part)].copy_(part), alpha=weight)
+def _add(total: torch.Tensor, parts: list[tuple[float, torch.Tensor]], scratch: torch.Tensor) -> None:
+    """total += Σ weight · tensor, part by part, in stretches that stay in the cache meanwhile."""
+    sums, flat = total.view(-1), [(weight, tensor.reshape(-1)) for weight, tensor in parts]
+    for start in range(0, len(sums), STRETCH):
+        into = sums[start : start + STRETCH]
+        for weight, tensor in flat:
+            into.add_(scratch[: len(into)].copy_(tensor[start : start + STRETCH]), alpha=weight)
 
 
 def all_finite(tensors: Tensors) -> bool:

@@ -84,6 +84,8 @@ class Upload:
     weights: Tensors
     extra: Tensors = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    finite: bool | None = None
+    """Whether all its numbers are, if someone has looked."""
 
     def nbytes(self, mask: Tensors) -> int:
         """What is sent: the weights that the broadcast's mask keeps, and all that comes along."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
-import sys
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,20 +19,23 @@ from typing import Any, TypeVar
 import torch
 
 from feddumap.cohort.desk import squads
-from feddumap.cohort.region import Region
+from feddumap.cohort.nursery import Nursery, NurseryDiedError, search_path, shared
+from feddumap.cohort.region import Region, Regions
 from feddumap.cohort.worker import pack_broadcast, unpack_answers, unpack_uploads
 from feddumap.config import Config
 from feddumap.data.partition import Split
 from feddumap.device.evaluation import Score, chunks
 from feddumap.errors import FeddumapError
 from feddumap.memory import Memory
+from feddumap.tensors import TOGETHER
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 TRIES = 3
 LIGHT_STRETCH = 256  # devices that share the message of a light question
 
 Value = TypeVar("Value")
-Job = tuple[dict[str, Any], dict[str, Tensors]]
+Groups = dict[str, Tensors]
+Job = tuple[dict[str, Any], Groups]
 """What a worker is told, and the memories of the devices it works for."""
 
 
@@ -42,43 +44,48 @@ class WorkerDiedError(Exception):
 
 
 class Process:
-    """One worker process and the pipe to it."""
+    """One worker process and the pipes to it. `regions` are those that its jobs may name."""
 
-    def __init__(self, setup: dict[str, Any], down: Region, fixed: Region) -> None:
-        self.up = Region()
-        fds = (down.fd, fixed.fd, self.up.fd)
-        self._process = subprocess.Popen(  # noqa: S603 (our own module)
-            [sys.executable, "-m", "feddumap.cohort.worker", *map(str, fds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=fds,
-            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers itself
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
-            text=True,
-            encoding="utf-8",
-        )
+    def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, regions: Sequence[Region]) -> None:
+        orders, ours_out = os.pipe()
+        ours_in, replies = os.pipe()
+        self._nursery: Nursery = shared()
+        try:
+            self.pid = self._nursery.fork(
+                [orders, replies, *(region.fd for region in (down, fixed, *regions))]
+            )
+        except NurseryDiedError as error:
+            raise FeddumapError(
+                f"no worker process could be started ({error}), perhaps for want of memory: lower run.workers"
+            ) from None
+        finally:
+            os.close(orders)
+            os.close(replies)
+        self._orders = os.fdopen(ours_out, "w", encoding="utf-8")
+        self._replies = os.fdopen(ours_in, encoding="utf-8")
+        self._regions = regions
+        self._code: int | None = None
         self._setup: dict[str, Any] | None = setup
         self._send(setup)
 
-    def call(self, job: dict[str, Any], memories: dict[str, Tensors]) -> dict[str, Any]:
-        """Give a job, with the devices' memories, and wait for the reply."""
+    def call(self, job: dict[str, Any], memories: dict[str, Tensors], region: Region) -> dict[str, Any]:
+        """Give a job, with the devices' memories in the region where its results will be, and wait."""
         if self._setup is not None:
             self._receive()  # ready
             self._setup = None
-        self._send({**job, "memory": self.up.write(memories)})
+        where = self._regions.index(region)
+        self._send({**job, "region": where, "memory": region.write(memories)})
         return self._receive()
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
+            self._orders.write(json.dumps(message) + "\n")
+            self._orders.flush()
         except (BrokenPipeError, ValueError):
             raise WorkerDiedError(self._ended()) from None
 
     def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._replies.readline()
         if not line.endswith("\n"):
             raise WorkerDiedError(self._ended())
         reply: dict[str, Any] = json.loads(line)
@@ -89,20 +96,26 @@ class Process:
         return reply
 
     def _ended(self) -> str:
-        code = self._process.wait()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        if self._code is None:
+            try:
+                self._code = self._nursery.wait(self.pid)
+            except NurseryDiedError:
+                return "unknown, since the process that it came from is gone too"
+        return f"signal {-self._code}" if self._code < 0 else f"exit code {self._code}"
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._code is None and self._nursery.alive:  # only then is the id still its own
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Reap the process; its thread must be done with it."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
+        self.kill()
+        for pipe in (self._orders, self._replies):
+            try:
                 pipe.close()
-        self.up.close()
+            except BrokenPipeError:  # a job that it did not live to read
+                continue
+        self._ended()
 
 
 class Pool:
@@ -117,6 +130,7 @@ class Pool:
             "config": config.model_dump(),
             "dataset": str(folder),
             "split": self._fixed.write({"split": arrays}),
+            "path": search_path(),
         }
         self._spans = chunks(test_images)
         self._workers = workers
@@ -124,7 +138,9 @@ class Pool:
         self._stack = max(1, config.train.stack)
         self._closing = False
         self._sent: tuple[Tensors, Tensors, dict[str, Any]] | None = None
-        self._processes = [Process(self._setup, self._down, self._fixed) for _ in range(workers)]
+        # two results a worker may be under way, while others are being added up
+        self._regions = Regions(2 * workers + TOGETHER, stay=workers)
+        self._processes = [self._worker() for _ in range(workers)]
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -133,7 +149,10 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """The workers' process ids."""
-        return [process._process.pid for process in self._processes]
+        return [process.pid for process in self._processes]
+
+    def _worker(self) -> Process:
+        return Process(self._setup, self._down, self._fixed, self._regions.all)
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         header = self._share(broadcast)
@@ -183,7 +202,7 @@ class Pool:
         return header
 
     def _in_order(
-        self, jobs: Iterable[Job], unpack: Callable[[dict[str, Any], Region], Value]
+        self, jobs: Iterable[Job], unpack: Callable[[dict[str, Any], Groups], Value]
     ) -> Iterator[Value]:
         """Run jobs on the workers and yield results in order. At most two results a worker are under way, so
         memory does not grow with the number of jobs."""
@@ -196,12 +215,21 @@ class Pool:
         while waiting:
             yield waiting.popleft().result()
 
-    def _run(self, job: Job, unpack: Callable[[dict[str, Any], Region], Value]) -> Value:
+    def _run(self, job: Job, unpack: Callable[[dict[str, Any], Groups], Value]) -> Value:
+        region = self._regions.take()
+        try:
+            reply = self._tried(job, region)
+        except BaseException:
+            self._regions.give_back(region)
+            raise
+        return unpack(reply, self._regions.lend(region, reply.get("layout", [])))
+
+    def _tried(self, job: Job, region: Region) -> dict[str, Any]:
         deaths = 0
         while True:
             process = self._idle.get()
             try:
-                return unpack(process.call(*job), process.up)
+                return process.call(*job, region)
             except WorkerDiedError as death:
                 if self._closing:
                     raise
@@ -216,7 +244,7 @@ class Pool:
                 self._idle.put(process)
 
     def _replace(self, dead: Process) -> Process:
-        fresh = Process(self._setup, self._down, self._fixed)
+        fresh = self._worker()
         self._processes[self._processes.index(dead)] = fresh
         dead.close()
         return fresh
@@ -229,5 +257,5 @@ class Pool:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for process in self._processes:
             process.close()
-        self._down.close()
-        self._fixed.close()
+        for region in (self._down, self._fixed, self._regions):
+            region.close()

@@ -1,6 +1,6 @@
 """A worker process: reads jobs as JSON lines, finds tensors in shared memory, answers in the same way.
 
-It ends at once when its parent goes away, however that happened, since its standard input then closes.
+It ends at once when the process it works for goes away, however that happened, since its pipe then closes.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from feddumap.cohort.desk import Desk, Examiner, SplitHoldings
-from feddumap.cohort.region import Layout, Region
+from feddumap.cohort.region import Region, copied
 from feddumap.config import Config
 from feddumap.data import dataset
 from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.runtime import exact_math
+from feddumap.tensors import all_finite
 from feddumap.types import Answer, Architecture, Broadcast, Question, Tensors, Upload
 
 
 class Worker:
-    """What one process can do for the pool. `up` is this worker's own region, the others are shared.
+    """What one process can do for the pool. Each job names the region of `up` where the devices' memories
+    are and, after it, what they send; the other regions are only read."""
 
-    The devices' memories come in `up` too, before what they send goes there.
-    """
-
-    def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Region) -> None:
+    def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Sequence[Region]) -> None:
+        sys.path[:] = setup["path"]
         config = Config.parse(setup["config"])
         data = dataset.read(Path(setup["dataset"]), verify=False)
         arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
@@ -42,15 +43,16 @@ class Worker:
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
         broadcast = unpack_broadcast(job["broadcast"], self._down)
+        up = self._up[job["region"]]
         match job["verb"]:
             case "train":
-                known = _copied(self._up, job["memory"])
+                known = copied(up.read(job["memory"]))
                 memories = {device: known.get(str(device), {}) for device in job["devices"]}
-                return pack_uploads(self._desk.train(broadcast, memories), self._up)
+                return pack_uploads(self._desk.train(broadcast, memories), up)
             case "survey":
                 question = Question(**job["question"])
                 answers = [self._desk.answer(question, broadcast, device) for device in job["devices"]]
-                return pack_answers(answers, self._up)
+                return pack_answers(answers, up)
             case "evaluate":
                 model = network(broadcast.architecture, broadcast.weights)
                 scores = [self._examiner.chunk(model, start, stop) for start, stop in job["spans"]]
@@ -98,16 +100,15 @@ def pack_uploads(results: list[tuple[Upload, Tensors]], region: Region) -> dict[
     return {"uploads": uploads, "layout": region.write(groups)}
 
 
-def unpack_uploads(value: dict[str, Any], region: Region) -> list[tuple[Upload, Tensors]]:
-    """The uploads, and what the devices keep, copied out so that the worker may write the next ones."""
-    groups = _copied(region, value["layout"])
-    return [
-        (
-            Upload(**fields, weights=groups.get(f"{i}/weights", {}), extra=groups.get(f"{i}/extra", {})),
-            groups.get(f"{i}/memory", {}),
-        )
-        for i, fields in enumerate(value["uploads"])
-    ]
+def unpack_uploads(value: dict[str, Any], groups: dict[str, Tensors]) -> list[tuple[Upload, Tensors]]:
+    """The uploads, and what the devices keep."""
+    results = []
+    for i, fields in enumerate(value["uploads"]):
+        weights, extra = groups.get(f"{i}/weights", {}), groups.get(f"{i}/extra", {})
+        finite = all_finite(weights) and all_finite(extra)
+        kept = groups.get(f"{i}/memory", {})
+        results.append((Upload(**fields, weights=weights, extra=extra, finite=finite), kept))
+    return results
 
 
 def pack_answers(answers: list[Answer], region: Region) -> dict[str, Any]:
@@ -116,16 +117,8 @@ def pack_answers(answers: list[Answer], region: Region) -> dict[str, Any]:
     return {"answers": values, "layout": layout}
 
 
-def unpack_answers(value: dict[str, Any], region: Region) -> list[Answer]:
-    groups = _copied(region, value["layout"])
+def unpack_answers(value: dict[str, Any], groups: dict[str, Tensors]) -> list[Answer]:
     return [Answer(device, values, groups.get(str(device), {})) for device, values in value["answers"]]
-
-
-def _copied(region: Region, layout: Layout) -> dict[str, dict[str, Any]]:
-    return {
-        group: {name: tensor.clone() for name, tensor in tensors.items()}
-        for group, tensors in region.read(layout).items()
-    }
 
 
 def _read_jobs(lines: TextIO, jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
@@ -134,13 +127,13 @@ def _read_jobs(lines: TextIO, jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
     os._exit(0)  # the parent is gone: do not finish a device nobody waits for
 
 
-def main() -> None:
-    # replies go to the real standard output; whatever else prints must not garble them
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    down, fixed, up = (Region(int(fd)) for fd in sys.argv[1:4])
+def main(fds: Sequence[int]) -> None:
+    """Work for ever. The file descriptors are those of jobs, replies and the regions."""
+    orders = os.fdopen(fds[0], encoding="utf-8")
+    replies = os.fdopen(fds[1], "w", encoding="utf-8", buffering=1)
+    down, fixed, *up = (Region(fd) for fd in fds[2:])
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(sys.stdin, jobs), daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(orders, jobs), daemon=True).start()
     with exact_math():
         worker: Worker | None = None
         while True:
@@ -156,7 +149,3 @@ def main() -> None:
             except Exception:  # sent to the parent, which raises it there
                 reply = {"bug": traceback.format_exc()}
             print(json.dumps(reply), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,9 +7,11 @@ processes share one copy of the pixels, and the manifest's digests tell a damage
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -20,11 +22,12 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddumap.errors import FeddumapError
+from feddumap.files import write_text
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 
-MANIFEST = "manifest.json"
+MANIFEST, VERIFIED = "manifest.json", "verified.json"
 BROKEN_ARRAY = (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError)
 """What numpy raises for a damaged .npy header, which it parses as Python, and for the sizes in it."""
 
@@ -95,9 +98,13 @@ def home() -> Path:
 
 
 def read(folder: Path, verify: bool = True) -> Dataset:
-    """The set cached in `folder`; `verify` also compares every file's sha256 with the manifest."""
+    """The set cached in `folder`; `verify` also compares every file's sha256 with the manifest, unless that
+    was done since the file was last changed."""
     manifest = read_manifest(folder)
-    arrays = Arrays(*(_load(folder, name, manifest, verify) for name in Arrays._fields))
+    known = _known(folder) if verify else None
+    arrays = Arrays(*(_load(folder, name, manifest, known) for name in Arrays._fields))
+    if known is not None and known != _known(folder):
+        _remember(folder, known)
     problem = fault(arrays, len(manifest.classes))
     if problem:
         raise _broken(folder, folder, problem, manifest.name)
@@ -139,19 +146,38 @@ def fault(arrays: Arrays, classes: int) -> str | None:
     return None
 
 
-def _load(folder: Path, name: str, manifest: Manifest, verify: bool) -> npt.NDArray[Any]:
+def _known(folder: Path) -> dict[str, list[int]]:
+    """Size and time of change of the files when their digests were last found right."""
+    try:
+        value = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # then they are compared once more
+    return value if isinstance(value, dict) else {}
+
+
+def _remember(folder: Path, known: dict[str, list[int]]) -> None:
+    with suppress(OSError):  # a cache that cannot be written to is verified each time
+        write_text(folder / VERIFIED, json.dumps(known) + "\n")
+
+
+def _load(
+    folder: Path, name: str, manifest: Manifest, known: dict[str, list[int]] | None
+) -> npt.NDArray[Any]:
     path = folder / f"{name}.npy"
     entry = manifest.files.get(path.name)
     if entry is None:
         raise _broken(folder, folder / MANIFEST, f"does not list {path.name}", manifest.name)
     try:
-        size = path.stat().st_size
-        if size != entry.bytes:
-            problem = f"has {size} bytes where {entry.bytes} were expected"
+        found = path.stat()
+        if found.st_size != entry.bytes:
+            problem = f"has {found.st_size} bytes where {entry.bytes} were expected"
             raise _broken(folder, path, problem, manifest.name)
-        if verify and _sha256(path) != entry.sha256:
-            problem = f"is damaged: its sha256 is not the expected {entry.sha256}"
-            raise _broken(folder, path, problem, manifest.name)
+        mark = [found.st_size, found.st_mtime_ns, found.st_ino]
+        if known is not None and known.get(path.name) != mark:
+            if _sha256(path) != entry.sha256:
+                problem = f"is damaged: its sha256 is not the expected {entry.sha256}"
+                raise _broken(folder, path, problem, manifest.name)
+            known[path.name] = mark
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         reason = error.strerror or str(error)
