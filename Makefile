@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types tests format setup clean
+.PHONY: demo test lint types tests test-browser format setup clean
 
 demo: $(STAMP)
 	$(BIN)/feddumap demo
@@ -20,6 +20,15 @@ types: $(STAMP)
 
 tests: $(STAMP)
 	$(BIN)/pytest -n auto --dist loadfile
+
+# The report's page in a real browser. `make test` leaves tests/browser out (norecursedirs in pyproject.toml),
+# because pip cannot install Chromium.
+test-browser: $(VENV)/.browser
+	$(BIN)/pytest tests/browser
+
+$(VENV)/.browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	touch $(VENV)/.browser
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

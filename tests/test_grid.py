@@ -16,7 +16,7 @@ import tomli_w
 
 from feddumap import api, cli, grid_jobs
 from feddumap.errors import FeddumapError
-from feddumap.grid import Cell, cells, read
+from feddumap.grid import Cell, by_values, cells, cells_of, read
 from feddumap.grid_view import State, count, look, time_left
 from feddumap.menu import RECIPES
 from feddumap.runs import read_checkpoint, read_config, read_records
@@ -33,7 +33,7 @@ Command = Callable[..., tuple[int, str, str]]
 def write(home: Path, tmp_path: Path) -> Write:
     """Write a grid of small runs: `write({"run.seed": [1, 2]}, method={...})`."""
 
-    def make(grid: dict[str, Any], **sections: dict[str, Any]) -> Path:
+    def make(grid: Any, **sections: dict[str, Any]) -> Path:
         value = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {**SMALL, **sections}}
         path = tmp_path / "small.toml"
         path.write_text(tomli_w.dumps({**value, "grid": grid}))
@@ -117,16 +117,35 @@ def test_names_are_safe_and_unique(write: Write, tmp_path: Path) -> None:
     found = cells(write({"clock.train_seconds": [1.5], "model.name": ["lenet"]}), tmp_path)
     assert names(found) == ["clock.train_seconds=1.5-lenet"]
     own = ["tests.own_model:make", "tests.own_model/make"]
-    base, swept, _ = read(write({"model.name": own}))
-    assert swept == {"model.name": own}
-    assert base.train.rounds == 3
-    from feddumap.grid import _name
+    grid = read(write({"model.name": own}))
+    assert [sweep.values for sweep in grid.sweeps] == [{"model.name": own}]
+    assert grid.base.train.rounds == 3
+    assert [by_values({"model.name": each}) for each in own] == ["tests.own_model_make"] * 2
+    alike = cells_of(read(write({"run.seed": [1, 2]})), tmp_path, naming=lambda *_: "same")
+    assert names(alike) == ["same", "same-2"]
 
-    taken: set[str] = set()
-    assert [_name({"model.name": each}, taken) for each in own] == [
-        "tests.own_model_make",
-        "tests.own_model_make-2",
+
+def test_several_tables_are_several_products(write: Write, tmp_path: Path) -> None:
+    file = write(
+        [
+            {"method.name": ["fedavg"], "run.seed": [1, 2]},
+            {"method.name": ["feddu", "feddf"], "method.c": [0.5, 1.0], "run.seed": [1]},
+            {"method.name": ["feddu"], "method.c": [1.0], "run.seed": [1]},
+        ],
+        method={"budget": "small"},
+    )
+    found = cells(file, tmp_path)
+    both = ["feddu-method.c=0.5-1", "feddu-method.c=1.0-1"]
+    assert names(found) == ["fedavg-1", "fedavg-2", *both, "feddf-1"]
+    assert names(cells(file, tmp_path, ["method.name=feddu"])) == both, "tables that lack it are left out"
+    assert names(cells(file, tmp_path, ["run.seed=2", "method.c=1"])) == ["fedavg-2"]
+    assert names(cells(file, tmp_path, ["run.seed=9", "method.c=1"])) == [
+        "fedavg-9",
+        "feddu-method.c=1.0-9",
+        "feddf-9",
     ]
+    moved = cells(file, tmp_path, ["method.name=fedprox", "method.mu=0.5", "run.seed=1"])
+    assert [(cell.name, cell.config.method.settings) for cell in moved] == [("fedprox-1", {"mu": 0.5})]
 
 
 def test_a_setting_of_a_swept_key_keeps_that_value_alone(write: Write, tmp_path: Path) -> None:
@@ -136,7 +155,7 @@ def test_a_setting_of_a_swept_key_keeps_that_value_alone(write: Write, tmp_path:
     assert [(cell.rounds, cell.config.method.settings["c"]) for cell in found] == [(2, 2.0), (2, 2.0)]
 
 
-MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     ({"method.name": ["fedavg", "feddu"]}, {"method": {"cc": 1.0}}, "unknown key method.cc: did you mean"),
     ({"method.name": ["fedavg"], "method.c": [1.0]}, {}, "unknown key method.c: Keys of fedavg: none"),
     ({"method.name": ["fedavg", "feddo"]}, {}, "unknown method 'feddo': did you mean 'feddu'?"),
@@ -152,6 +171,12 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"run.seed": []}, {}, "grid key run.seed = []: expected a list of values"),
     ({"run.workers": [1, 2]}, {}, "grid key run.workers changes no result: take it out"),
     ({}, {}, "small.toml has no table [grid]"),
+    ([{"run.seed": [1]}, {}], {}, "small.toml has no table [grid]"),
+    (
+        [{"method.name": ["fedavg"], "method.c": [1.0]}, {"method.name": ["feddu"]}],
+        {},
+        "unknown key method.c",
+    ),
 ]
 
 
@@ -160,7 +185,7 @@ def test_a_mistake_is_one_sentence_before_anything_is_trained(
     write: Write,
     grid: Command,
     tmp_path: Path,
-    swept: dict[str, Any],
+    swept: Any,
     sections: dict[str, Any],
     message: str,
 ) -> None:

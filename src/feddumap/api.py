@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from feddumap import config as configuration
-from feddumap import fleet, menu, recipes
+from feddumap import events, fleet, menu, recipes
 from feddumap.algorithm import Cohort, Context, Progress
 from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
 from feddumap.cohort.pool import Pool
@@ -63,6 +63,7 @@ class Run:
         self._clock = fleet.build(config.clock, family, config.data.devices, config.run.seed)
         self.state = first_state(architecture(family, classes), self._algorithm, config.run.seed)
         self._shelf = Shelf()
+        self._events: events.Events | None = None
         self._wall = 0.0
         self._saved_round = -1
 
@@ -96,6 +97,7 @@ class Run:
 
     def iterate(self, progress: Progress = lambda *_: None) -> Iterator[dict[str, Any]]:
         """Train round after round. `progress(what, done, whole)` is called for each device and survey."""
+        self._watch()
         if self._done():
             self._finish()
             return
@@ -149,6 +151,16 @@ class Run:
 
     # the parts of a run
 
+    def _watch(self) -> None:
+        """Begin the event file for TensorBoard, if there is to be one, with the records so far."""
+        if not self.config.run.tensorboard or self._events is not None:
+            return
+        if self.directory is None:
+            raise FeddumapError("run.tensorboard = true needs a run directory to write in: give `out`")
+        path = self.directory.path
+        began = (path / "split.safetensors").stat().st_mtime
+        self._events = events.Events(path / "tensorboard", self.records, began)
+
     def _engine(self) -> Engine:
         config = self.config
         memory: Memory = self.directory.memory if self.directory is not None else self._shelf
@@ -171,6 +183,8 @@ class Run:
         self.records.append(replace(record, wall=self._wall).to_json())
         if self.directory is not None:
             self.directory.append(self.records[-1])
+            if self._events is not None:
+                self._events.add(self.records[-1])
             if state.round % self.config.run.checkpoint_every == 0:
                 self._checkpoint()
 
@@ -185,6 +199,9 @@ class Run:
 
     def close(self) -> None:
         """Release the run directory."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
         if self.directory is not None:
             self.directory.close()
             self.directory = None
@@ -241,24 +258,27 @@ def resume(
     workers: int | None = None,
     rounds: int | None = None,
     say: Say = lambda _: None,
+    tensorboard: bool | None = None,
 ) -> Run:
     """Open an interrupted run at its last checkpoint; iterate or `.run()` it to go on.
 
-    `workers` and a larger number of `rounds` may differ from before; nothing else may.
+    `workers`, `tensorboard` and a larger number of `rounds` may differ from before; nothing else may.
     """
     opened = RunDirectory.open(Path(directory))
     try:
-        config = opened.config()
+        config = stored = opened.config()
         if workers is not None:
             config = config.replace(run={"workers": workers})
+        if tensorboard is not None:
+            config = config.replace(run={"tensorboard": tensorboard})
         if rounds is not None:
             config = config.replace(train={"rounds": rounds})
         config, dataset = _resolve(config, say)
         run = Run(config, dataset, opened.split(len(dataset.train_labels)), opened)
         run.restore(say)
-        if rounds is not None:
-            if rounds < run.state.round:
-                raise FeddumapError(f"--rounds {rounds}: {directory} has {run.state.round} rounds already")
+        if rounds is not None and rounds < run.state.round:
+            raise FeddumapError(f"--rounds {rounds}: {directory} has {run.state.round} rounds already")
+        if rounds is not None or config.run.tensorboard != stored.run.tensorboard:
             opened.set_config(config)
     except BaseException:
         opened.close()
@@ -284,6 +304,8 @@ def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
         )
     if config.run.device != "cpu":
         _check_device(config.run.device)
+    if config.run.tensorboard:
+        events.require()
     dataset = sources.get(config.data.name, say=say)
     return complete(config, dataset), dataset
 

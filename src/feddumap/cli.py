@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -17,8 +13,14 @@ from typer.core import TyperCommand
 
 from feddumap import __version__
 from feddumap.bench.commands import app as bench_app
+from feddumap.cohort import nursery
 from feddumap.config import describe, load
 from feddumap.errors import FeddumapError
+from feddumap.export.commands import export
+from feddumap.paper.commands import paper
+from feddumap.report.commands import compare
+from feddumap.report.show import report
+from feddumap.stopping import exit_code, terminated_like_interrupted
 
 if TYPE_CHECKING:
     from feddumap.api import Run
@@ -84,6 +86,7 @@ def train(
 ) -> None:
     """Train a model and keep everything about it in a run directory."""
     settings = load(config, sets or ())
+    nursery.prepare(settings.run.workers)
     name = f"{settings.method.name}-{settings.model.name}-{Path(settings.data.name).stem}-{settings.run.seed}"
     from feddumap import api, terminal
 
@@ -95,11 +98,13 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
     workers: Annotated[int | None, typer.Option(help="Worker processes from now on.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Train up to this many rounds instead.")] = None,
+    tensorboard: Annotated[bool | None, typer.Option(help="Event files for TensorBoard, or none.")] = None,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit."""
+    nursery.prepare(workers)
     from feddumap import api, terminal
 
-    run = api.resume(directory, workers, rounds, terminal.say)
+    run = api.resume(directory, workers, rounds, terminal.say, tensorboard)
     if run.finished:
         terminal.say(f"{directory} is finished ({run.state.round} rounds)")
     else:
@@ -126,7 +131,7 @@ def grid(
     from feddumap.runtime import cores
 
     try:
-        with _terminated_like_interrupted():
+        with terminated_like_interrupted():
             found = cells(file, out or Path("grids") / file.stem, sets or (), terminal.say)
             if dry_run:
                 plan = grid_view.plan(found, jobs or cores())
@@ -135,12 +140,18 @@ def grid(
             failures = grid_view.train(found, jobs or cores())
     except KeyboardInterrupt as stop:
         terminal.say(f"stopped; go on with the same command: feddumap {shlex.join(sys.argv[1:])}")
-        raise typer.Exit(_code(stop)) from None
+        raise typer.Exit(exit_code(stop)) from None
     (_print_json if as_json else grid_view.show_results)(grid_view.results(found, failures))
     if failures:
         names = ", ".join(failures)
         terminal.say(f"failed: {names} (reasons above); the same command tries them again")
         raise typer.Exit(1)
+
+
+app.command()(compare)
+app.command()(export)
+app.command()(paper)
+app.command()(report)
 
 
 def _carry_out(run: Run) -> None:
@@ -160,7 +171,7 @@ def _follow(run: Run, name: str = "") -> None:
     assert run.directory is not None
     path = run.directory.path
     try:
-        with _terminated_like_interrupted():
+        with terminated_like_interrupted():
             terminal.follow(run, name)
     except OSError as error:
         raise FeddumapError(
@@ -169,7 +180,7 @@ def _follow(run: Run, name: str = "") -> None:
         ) from error
     except KeyboardInterrupt as stop:
         terminal.say(f"stopped after {run.state.round} rounds; go on with: feddumap resume {path}")
-        raise typer.Exit(_code(stop)) from None
+        raise typer.Exit(exit_code(stop)) from None
     finally:
         run.close()
 
@@ -311,6 +322,7 @@ def demo(
     """Compare FedAvg with FedDUMAP on the embedded handwritten digits, in about a minute."""
     import tempfile
 
+    nursery.prepare(None)
     from feddumap import api, terminal
     from feddumap.demo import FEDAVG, FEDDUMAP, INTRODUCTION
 
@@ -334,24 +346,6 @@ def _toml(value: Any) -> str:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM leaves a run as Ctrl-C does: checkpointed, its workers ended."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt(number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _code(stop: KeyboardInterrupt) -> int:
-    return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
 
 
 def main() -> NoReturn:

@@ -120,6 +120,7 @@ class RunConfig(Section):
     target: Share | None = Field(None, description="stop when the smoothed test accuracy reaches this")
     targets: list[Share] = Field([], description="accuracies whose round and clock the summary reports")
     device: str = Field("cpu", description="cpu, or cuda (one process)")
+    tensorboard: bool = Field(False, description="also write TensorBoard event files, in the run directory")
 
 
 class Config(Section):

@@ -66,7 +66,7 @@ def attempt(path: Path, config: Config, tick: Callable[[], None] = lambda: None)
     """Train one cell, or go on with it, in this process; returns what went wrong in one sentence."""
     try:
         if (path / "config.toml").is_file():
-            run = api.resume(path, workers=config.run.workers)
+            run = api.resume(path, workers=config.run.workers, tensorboard=config.run.tensorboard)
         else:
             run = api.start(config, path)
         try:

@@ -253,6 +253,8 @@ def refuse_existing(path: Path, config: Config) -> None:
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
     other = load(path / "config.toml")
+    # these say how a run is carried out, not which it is
+    config = config.replace(run={"workers": other.run.workers, "tensorboard": other.run.tensorboard})
     if other == config:
         raise FeddumapError(f"{path} holds this run already: go on with `feddumap resume {path}`")
     key, theirs, ours = _difference(other, config)

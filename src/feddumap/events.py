@@ -1,0 +1,93 @@
+"""TensorBoard event files: the numbers of the records, by round.
+
+The file is made anew from the records whenever a run is opened, under a name that sorts after the one before
+it, which is emptied: so after a resume from an older checkpoint no round is there twice or left over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from feddumap.errors import FeddumapError
+
+NAME = "events.out.tfevents.{:010d}.feddumap"  # TensorBoard knows its files by the first part
+
+
+class Events:
+    """The event file of a run, in `folder`, open for the rounds to come.
+
+    `began` is when the run was made, in seconds since 1970. An event's time is that plus its record's `wall`.
+    """
+
+    def __init__(self, folder: Path, records: Iterable[dict[str, Any]], began: float) -> None:
+        self._events, self._summaries, writer = require()
+        self._began = began
+        folder.mkdir(exist_ok=True)
+        older = {number: path for path in folder.iterdir() if (number := _number(path)) is not None}
+        self._file = (folder / NAME.format(max(older, default=-1) + 1)).open("wb")
+        self._writer = writer.RecordWriter(self._file)
+        # the version that says: a start at a step replaces what was there from that step on, as a
+        # TensorBoard that has read the file before must know
+        self._write(wall_time=began, file_version="brain.Event:2")
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._write(wall_time=began, step=0, session_log=start)
+        for record in records:
+            self._add(record)
+        self._file.flush()
+        for path in older.values():
+            os.truncate(path, 0)  # not removed: a TensorBoard that is reading it would never go on
+
+    def add(self, record: dict[str, Any]) -> None:
+        """One more round, which TensorBoard sees at once."""
+        self._add(record)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, record: dict[str, Any]) -> None:
+        value = self._summaries.Summary.Value
+        values = [value(tag=name, simple_value=number) for name, number in numbers(record).items()]
+        summary = self._summaries.Summary(value=values)
+        self._write(wall_time=self._began + record["wall"], step=record["round"], summary=summary)
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._events.Event(**fields).SerializeToString())
+
+
+def require() -> tuple[Any, Any, Any]:
+    """TensorBoard's modules of events, of summaries and of writing; without the package, an error."""
+    try:
+        return (
+            import_module("tensorboard.compat.proto.event_pb2"),
+            import_module("tensorboard.compat.proto.summary_pb2"),
+            import_module("tensorboard.summary.writer.record_writer"),
+        )
+    except ImportError as error:
+        raise FeddumapError(
+            f"run.tensorboard = true needs the package tensorboard, which cannot be imported here ({error}): "
+            "pip install tensorboard, or set it to false"
+        ) from None
+
+
+def numbers(record: dict[str, Any]) -> dict[str, float]:
+    """What of a record can be drawn: its numbers, the round aside, over which they are drawn.
+
+    >>> numbers({"round": 3, "accuracy": None, "loss": 0.5, "devices": [1, 2], "samples": 20, "late": True})
+    {'loss': 0.5, 'samples': 20.0}
+    """
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "round"
+    }
+
+
+def _number(path: Path) -> int | None:
+    match = re.fullmatch(r"events\.out\.tfevents\.(\d{10})\.feddumap", path.name)
+    return int(match[1]) if match else None

@@ -1,0 +1,188 @@
+"""What was measured beside what the paper says: its numbers row by row, and the comparisons of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from feddumap.grid import Cell
+from feddumap.grid_view import read_summary
+from feddumap.paper.item import METRICS, Against, Claim, Item, Measure, Where
+from feddumap.paper.naming import flat
+from feddumap.report.compare import Figures, Reach, Spread, figures_of, reach, spread
+from feddumap.report.gather import Recorded
+from feddumap.runs import read_records
+
+PAIRED = ("data.name", "model.name")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cells that differ in their seeds only: the keys that tell them, their whole configuration, and the
+    finished ones in numbers."""
+
+    swept: Mapping[str, Any]
+    values: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    runs: tuple[Figures, ...]
+
+    @property
+    def model(self) -> str:
+        return str(self.values["model.name"])
+
+    def accuracy(self, kind: str) -> Spread | None:
+        return spread([run.accuracy[kind] for run in self.runs])
+
+    def cost(self, kind: str) -> Spread | None:
+        return spread([run.cost[kind] for run in self.runs])
+
+    def time(self, target: float | None) -> Reach | None:
+        return reach(self.runs, target) if target is not None and self.runs else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Some runs under their name in the paper, with its numbers (accuracy, time, mflops) if it has any."""
+
+    name: str
+    paper: Mapping[str, float]
+    ours: Measured
+    target: float | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A comparison: what the paper says and what was measured, None if that cannot be told, in how many pairs
+    of runs, and in which of them it was largest."""
+
+    claim: Claim
+    against: Against
+    ours: float | None
+    pairs: int
+    largest: Measured | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """All of an item. `absent` rows of the paper have no runs, because a --set has left theirs out."""
+
+    item: Item
+    rows: tuple[Row, ...]
+    absent: int
+    findings: tuple[Finding, ...]
+
+
+def results(item: Item, cells: Sequence[Cell]) -> Results:
+    """The cells of an item as they are, finished or not, beside the paper's numbers."""
+    found = measured(item, cells)
+    rows: list[Row] = []
+    absent = 0
+    for line in (line for numbers in item.numbers for line in numbers.dicts()):
+        matching = select(found, {key: value for key, value in line.items() if "." in key})
+        assert len(matching) <= 1, f"{item.name}: {line} fits several of its cells"
+        absent += not matching
+        paper = {metric: float(line[metric]) for metric in METRICS if metric in line}
+        rows += [Row(str(line["name"]), paper, each, item.targets.get(each.model)) for each in matching]
+    named = [id(row.ours) for row in rows]
+    rows += [
+        Row(each.values["method.name"], {}, each, item.targets.get(each.model))
+        for each in found
+        if id(each) not in named
+    ]
+    findings = [finding(item, claim, against, found) for claim in item.claims for against in claim.over]
+    return Results(item, tuple(rows), absent, tuple(findings))
+
+
+def measured(item: Item, cells: Iterable[Cell]) -> list[Measured]:
+    """The cells, grouped over their seeds."""
+    claimed = (claim.target for claim in item.claims if claim.target is not None)
+    targets = sorted({*item.targets.values(), *claimed})
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.config.model_dump_json(exclude={"run": {"seed"}}), []).append(cell)
+    return [
+        Measured(
+            {key: value for key, value in group[0].swept.items() if key != "run.seed"},
+            flat(group[0].config),
+            tuple(group),
+            tuple(figures(cell, targets) for cell in group if read_summary(cell) is not None),
+        )
+        for group in groups.values()
+    ]
+
+
+def figures(cell: Cell, targets: Sequence[float]) -> Figures:
+    """A finished cell in numbers."""
+    return figures_of(Recorded(cell.path, cell.config, read_records(cell.path), finished=True), targets)
+
+
+def select(found: Iterable[Measured], where: Where) -> list[Measured]:
+    """Those that have all of these values, or where there is a list one of it."""
+    return [
+        each
+        for each in found
+        if all(
+            key in each.values and each.values[key] in (value if isinstance(value, list) else [value])
+            for key, value in where.items()
+        )
+    ]
+
+
+def finding(item: Item, claim: Claim, against: Against, found: Sequence[Measured]) -> Finding:
+    """A comparison over all pairs that are alike."""
+    alike = (*PAIRED, *claim.alike)
+    values = [
+        (value, one)
+        for one in select(found, claim.of)
+        for other in select(found, against.where)
+        if all(one.values.get(key) == other.values.get(key) for key in alike)
+        and (value := compare(claim.measure, one, other, target_of(item, claim, one))) is not None
+    ]
+    if not values:
+        return Finding(claim, against, None, 0, None)
+    if claim.take == "mean":
+        return Finding(claim, against, fmean(value for value, _ in values), len(values), None)
+    top, one = max(values, key=lambda pair: pair[0])
+    return Finding(claim, against, top, len(values), one)
+
+
+def target_of(item: Item, claim: Claim, one: Measured) -> float | None:
+    """The accuracy to which a claim's times are measured."""
+    return claim.target if claim.target is not None else item.targets.get(one.model)
+
+
+def compare(measure: Measure, one: Measured, other: Measured, target: float | None) -> float | None:
+    """One against the other, in the paper's way, of the means over seeds; None where either lacks a number.
+
+    accuracy: the difference; faster, longer, more compute: the ratio less 1; slower: the ratio;
+    less compute, smaller: the share that is saved.
+    """
+    a, b = quantity(measure, one, target), quantity(measure, other, target)
+    if a is None or b is None:
+        return None
+    match measure:
+        case "accuracy":
+            return a - b
+        case "slower":
+            return a / b
+        case "faster":
+            return b / a - 1
+        case "longer" | "more compute":
+            return a / b - 1
+        case "less compute" | "smaller":
+            return 1 - a / b
+
+
+def quantity(measure: Measure, one: Measured, target: float | None) -> float | None:
+    """The number that a measure compares: for times, only if all seeds reached the target."""
+    if measure in ("faster", "slower"):
+        reached = one.time(target)
+        found = reached.clock if reached is not None else None
+    elif measure == "accuracy":
+        found = one.accuracy("best_smoothed")
+    else:
+        kind = {"longer": "clock", "smaller": "parameters"}.get(measure, "macs")
+        found = one.cost(kind)
+    return found.mean if found is not None else None

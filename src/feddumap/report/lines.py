@@ -1,0 +1,175 @@
+"""What the figures show of each series: columns of numbers for every seed, their mean and range, and a style.
+
+The page and the static figures are drawn from these, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from feddumap.curves import evaluated, smooth
+from feddumap.report.gather import Recorded, Series
+
+MOST = 1000  # points of a line
+INK = "ink"  # the colour of text: black on white, white on black
+
+# Okabe and Ito's colours that can be told apart by everybody, without yellow, which white paper swallows
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
+
+Numbers = list[float | None]
+Columns = dict[str, Numbers]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a series looks in every figure: 7 colours by 5 dashes, and markers in a cycle of their own."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Track:
+    """One seed's columns."""
+
+    seed: int
+    finished: bool
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class Table:
+    """A series' columns for each seed, and the mean and the range of `members` of them: of those that are
+    finished or, as long as none is, of all; over the rounds that all of these have.
+
+    Of a single member, the mean is its own columns and the range is empty.
+    """
+
+    seeds: tuple[Track, ...]
+    members: int
+    mean: Columns
+    low: Columns
+    high: Columns
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series as the figures show it: `accuracy` over the evaluated rounds, `rounds` over all."""
+
+    label: str
+    style: Style
+    accuracy: Table
+    rounds: Table
+
+
+def lines(series: Sequence[Series]) -> list[Line]:
+    """The series with their styles, in their order."""
+    return [
+        Line(
+            each.label,
+            style(place),
+            _table(each, [_accuracy(run) for run in each.runs]),
+            _table(each, [_rounds(run) for run in each.runs]),
+        )
+        for place, each in enumerate(series)
+    ]
+
+
+def style(place: int) -> Style:
+    """The style of the series at a place.
+
+    >>> style(0), style(7).dash, len({style(i) for i in range(35)})
+    (Style(colour='#0072B2', dash='solid', marker='circle'), 'dash', 35)
+    """
+    dash = DASHES[place // len(COLOURS) % len(DASHES)]
+    return Style(COLOURS[place % len(COLOURS)], dash, MARKERS[place % len(MARKERS)])
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the places 0 to count - 1, evenly, the first and the last among them.
+
+    >>> spread(3, 5), spread(101, 5)
+    ([0, 1, 2], [0, 25, 50, 75, 100])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _accuracy(run: Recorded) -> dict[int, dict[str, float | None]]:
+    """A row for each evaluated round, by the number of rounds then finished."""
+    points = evaluated(run.records)
+    smoothed = smooth([point["accuracy"] for point in points])
+    carried = dict(zip((record["round"] for record in run.records), _carried(run.records), strict=True))
+    return {
+        point["round"] + 1: {
+            "time": point["clock"],
+            "bytes": carried[point["round"]],
+            "raw": point["accuracy"],
+            "smooth": float(value),
+        }
+        for point, value in zip(points, smoothed, strict=True)
+    }
+
+
+def _rounds(run: Recorded) -> dict[int, dict[str, float | None]]:
+    """A row for each round: what it cost, the model it trained and what the server step reported."""
+    first: dict[str, Any] = {"clock": 0.0, "wall": 0.0}
+    return {
+        record["round"] + 1: {
+            "seconds": record["clock"] - before["clock"],
+            "wall": record["wall"] - before["wall"],
+            "down": record["bytes_down"],
+            "up": record["bytes_up"],
+            "parameters": record["parameters"],
+            "macs": record["macs"],
+            "alpha": record.get("alpha"),
+            "tau_eff": record.get("tau_eff"),
+        }
+        for before, record in pairwise([first, *run.records])
+    }
+
+
+def _carried(records: Sequence[dict[str, Any]]) -> Iterator[int]:
+    total = 0
+    for record in records:
+        total += record["bytes_down"] + record["bytes_up"]
+        yield total
+
+
+def _table(series: Series, runs: Sequence[dict[int, dict[str, float | None]]]) -> Table:
+    pairs = list(zip(series.runs, runs, strict=True))
+    seeds = tuple(Track(run.seed, run.finished, _columns(rows)) for run, rows in pairs)
+    members = [rows for run, rows in pairs if run.finished] or list(runs)
+    if len(members) == 1:
+        return Table(seeds, 1, _columns(members[0]), {}, {})
+    merged: list[dict[int, dict[str, float | None]]] = [{}, {}, {}]
+    for number in sorted(set.intersection(*(set(rows) for rows in members))):
+        for bound, row in zip(merged, _mean_and_range([rows[number] for rows in members]), strict=True):
+            bound[number] = row
+    return Table(seeds, len(members), *map(_columns, merged))
+
+
+def _mean_and_range(rows: Sequence[dict[str, float | None]]) -> Iterator[dict[str, float | None]]:
+    """Mean, lowest and highest of each column; None where a row has none."""
+    known = {key: [value for row in rows if (value := row[key]) is not None] for key in rows[0]}
+    whole = {key: values if len(values) == len(rows) else [] for key, values in known.items()}
+    yield {key: sum(values) / len(values) if values else None for key, values in whole.items()}
+    yield {key: min(values, default=None) for key, values in whole.items()}
+    yield {key: max(values, default=None) for key, values in whole.items()}
+
+
+def _columns(rows: dict[int, dict[str, float | None]]) -> Columns:
+    """Rows as columns, thinned to what a figure can show."""
+    numbers = sorted(rows)
+    kept = [numbers[place] for place in spread(len(numbers), MOST)]
+    columns: Columns = {"round": [float(number) for number in kept]}
+    for name in rows[kept[0]] if kept else ():
+        columns[name] = [rows[number][name] for number in kept]
+    return columns

@@ -1,0 +1,36 @@
+"""The command `feddumap report`: thin, it reads options, has the page written and says where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Run directories, or folders of them.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the page.")] = Path(
+        "report"
+    ),
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Make one HTML page about some runs, finished or still going, and its figures as PNG and SVG."""
+    import webbrowser
+
+    from feddumap import terminal
+    from feddumap.report import page
+    from feddumap.report.gather import find
+    from feddumap.report.sections import content
+
+    page.needed()
+    names = [path.resolve().name or str(path) for path in directories]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    value = content(", ".join(names[:3]) + more, find(directories))
+    with terminal.counting() as progress:
+        path = page.write(out, value, progress)
+    terminal.out.print(f"report: {path}", markup=False)
+    if open_it and not webbrowser.open(path.resolve().as_uri()):
+        terminal.say(f"no browser was found: open {path} yourself")

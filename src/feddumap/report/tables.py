@@ -1,0 +1,197 @@
+"""Tables that a terminal, Markdown, CSV, LaTeX and JSON can show.
+
+A `Document` is a few tables with notes and, for JSON, everything behind them. A cell has a text for people
+and plain numbers for programs, so that "91.3 ± 0.4" is one column to read and three to compute with.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from rich.markup import escape
+
+from feddumap import terminal
+
+Format = Literal["table", "markdown", "csv", "latex", "json"]
+Scalar = str | float | None
+WIDTH = 120  # columns of a text table where there is no terminal
+
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": "$<$",
+    ">": "$>$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "[": "{[}",  # at the start of a row, [ and * would belong to the \\ before
+    "*": "{*}",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What people read; and for CSV the plain values, by what is added to the column's key (or nothing)."""
+
+    text: str
+    plain: Mapping[str, Scalar] = field(default_factory=dict)
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title for people, a key for programs, and a cell a row."""
+
+    title: str
+    key: str
+    cells: tuple[Cell, ...]
+    right: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length; the first one names the rows."""
+
+    title: str
+    columns: tuple[Column, ...]
+
+    def rows(self) -> list[tuple[Cell, ...]]:
+        return list(zip(*(column.cells for column in self.columns), strict=True))
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tables, what a reader must know about them, and what JSON shows instead of them."""
+
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    data: Any
+
+
+def names(title: str, key: str, texts: Sequence[str]) -> Column:
+    """A column of words, to the left."""
+    return Column(title, key, tuple(Cell(text, {"": text}) for text in texts), right=False)
+
+
+def with_best(
+    cells: Sequence[Cell], scores: Sequence[float | None], lowest: bool = False
+) -> tuple[Cell, ...]:
+    """The cells with the highest (or lowest) score marked; none where all that have a score are equal.
+
+    >>> [cell.best for cell in with_best([Cell("a"), Cell("b"), Cell("-")], [1, 2, None])]
+    [False, True, False]
+    """
+    known = {score for score in scores if score is not None}
+    if len(known) < 2:
+        return tuple(cells)
+    top = min(known) if lowest else max(known)
+    return tuple(replace(cell, best=score == top) for cell, score in zip(cells, scores, strict=True))
+
+
+def show(document: Document) -> None:
+    """Tables and notes on the terminal, as wide as it is."""
+    _print_tables(document.tables)
+    for note in document.notes:
+        terminal.out.print(f"- {note}", markup=False)
+
+
+def render(document: Document, form: Format) -> str:
+    """The document as a text in one of the formats. CSV has no place for notes."""
+    return {"table": _text, "markdown": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](
+        document
+    )
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    for table in tables:
+        rows = [
+            [f"[bold]{escape(cell.text)}[/bold]" if cell.best else escape(cell.text) for cell in row]
+            for row in table.rows()
+        ]
+        right = [column.title for column in table.columns if column.right]
+        titles = [column.title for column in table.columns]
+        terminal.table(escape(table.title), titles, rows, right=right, width=WIDTH)
+
+
+def _text(document: Document) -> str:
+    with redirect_stdout(io.StringIO()) as text:
+        _print_tables(document.tables)
+    return text.getvalue() + "".join(f"- {note}\n" for note in document.notes)
+
+
+def _markdown(document: Document) -> str:
+    parts = []
+    for table in document.tables:
+        lines = [[_for_markdown(column.title) for column in table.columns]]
+        lines.append(["---:" if column.right else "---" for column in table.columns])
+        lines += [[_for_markdown(cell.text, cell.best) for cell in row] for row in table.rows()]
+        parts.append(f"**{_for_markdown(table.title)}**\n")
+        parts.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    if document.notes:
+        parts.append("".join(f"- {_for_markdown(note)}\n" for note in document.notes))
+    return "\n".join(parts)
+
+
+def _for_markdown(text: str, best: bool = False) -> str:
+    escaped = re.sub(r"([\\`*|<])", r"\\\1", _one_line(text))
+    return f"**{escaped}**" if best else escaped
+
+
+def _csv(document: Document) -> str:
+    """One row for each name in the first columns, with the columns of all tables."""
+    header: dict[str, None] = {}
+    rows: dict[Scalar, dict[str, Scalar]] = {}
+    for table in document.tables:
+        first = table.columns[0]
+        for column in table.columns:
+            for name, cell in zip(first.cells, column.cells, strict=True):
+                plain = {f"{column.key}_{key}" if key else column.key: cell.plain[key] for key in cell.plain}
+                header |= dict.fromkeys(plain)
+                rows.setdefault(name.text, {}).update(plain)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows.values())
+    return text.getvalue()
+
+
+def _latex(document: Document) -> str:
+    r"""A booktabs tabular for each table; titles and notes are comments. Needs \usepackage{booktabs}."""
+    parts = []
+    for table in document.tables:
+        columns = "".join("r" if column.right else "l" for column in table.columns)
+        lines = [" & ".join(_for_latex(cell.text, cell.best) for cell in row) for row in table.rows()]
+        head = " & ".join(_for_latex(column.title) for column in table.columns)
+        parts.append(
+            f"% {_one_line(table.title)}\n\\begin{{tabular}}{{{columns}}}\n"
+            f"\\toprule\n{head} \\\\\n\\midrule\n"
+            + "".join(f"{line} \\\\\n" for line in lines)
+            + "\\bottomrule\n\\end{tabular}\n"
+        )
+    if document.notes:
+        parts.append("".join(f"% {_one_line(note)}\n" for note in document.notes))
+    return "\n".join(parts)
+
+
+def _for_latex(text: str, best: bool = False) -> str:
+    minus = re.sub(r"(?<!\w)-(?=\d)", "−", _one_line(text))
+    escaped = "".join(LATEX.get(character, character) for character in minus)
+    return f"\\textbf{{{escaped}}}" if best else escaped
+
+
+def _json(document: Document) -> str:
+    return json.dumps(document.data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
