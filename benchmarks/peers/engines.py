@@ -47,13 +47,15 @@ class Bench:
     python: Path
     rounds: int
     epochs: int
+    samples: int
     folder: Path
 
     def measure(self, job: Job) -> Seconds:
         task, model = job.gives[0]
         match job.engine, task:
             case "ours", "rounds":
-                found = json.loads(self._ours("rounds", "--model", model, *self._counts()))
+                order = ("--model", model, "--samples", str(self.samples), *self._counts())
+                found = json.loads(self._ours("rounds", *order))
                 return {(task, model): found["seconds_per_round"]}
             case "ours", "empty":
                 found = json.loads(self._ours("overhead", "--rounds", str(EMPTY_ROUNDS)))
@@ -86,6 +88,7 @@ class Bench:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "PEERS_SPAWNED": str(time.time()),
+            "PEERS_SAMPLES": str(self.samples),
         }
         return _last_line(_run([str(self.python), *order], environment))
 
@@ -134,6 +137,7 @@ class Bench:
             )
             names = tuple(str(number) for number in range(10))
             dataset.write(home / "data" / "cifar10", "cifar10", names, arrays, "random numbers")
+            dataset.read(home / "data" / "cifar10")  # verified, as it is after a first use
         return home
 
 

@@ -33,13 +33,16 @@ def main() -> None:
         kept = json.loads(options.out.read_text())["measurements"]
     versions = engines.versions(options.python)
     with tempfile.TemporaryDirectory(prefix="feddumap-peers-") as temporary:
-        bench = engines.Bench(options.python, options.rounds, options.epochs, Path(temporary))
+        bench = engines.Bench(
+            options.python, options.rounds, options.epochs, options.samples, Path(temporary)
+        )
         for repetition in range(options.repetitions):
             for job in _jobs(options):
                 signature = {
                     "repetition": repetition,
                     "rounds": options.rounds,
                     "epochs": options.epochs,
+                    "samples": options.samples,
                     "engine": job.engine,
                 }
                 wanted = [{**signature, "task": task, "model": model} for task, model in job.gives]
@@ -49,7 +52,8 @@ def main() -> None:
                 seconds = bench.measure(job)
                 kept += [{**one, "seconds": seconds[one["task"], one["model"]]} for one in wanted]
                 _save(options.out, versions, kept)
-    chosen = [one for one in kept if (one["rounds"], one["epochs"]) == (options.rounds, options.epochs)]
+    setting = {name: getattr(options, name) for name in ("rounds", "epochs", "samples")}
+    chosen = [one for one in kept if setting.items() <= one.items()]
     _show(medians(chosen), versions)
 
 
@@ -60,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3, help="rounds to time in each, after a first one")
     parser.add_argument("--epochs", type=int, default=5, help="fewer make VGG11 and ResNet18 bearable")
+    parser.add_argument("--samples", type=int, default=400, help="images on a device; fewer for ResNet18")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--only", nargs="+", choices=ENGINES, default=ENGINES, help="engines")
     parser.add_argument(
@@ -92,7 +97,7 @@ def _save(out: Path | None, versions: dict[str, str], kept: list[Measurement]) -
 
 def medians(measurements: list[Measurement]) -> list[dict[str, Any]]:
     """A row for each task, model and setting: the engines' medians, and how many times ours each takes."""
-    names = ("task", "model", "rounds", "epochs")
+    names = ("task", "model", "rounds", "epochs", "samples")
     keys = dict.fromkeys(tuple(one[name] for name in names) for one in measurements)
     rows = []
     for key in sorted(keys, key=lambda key: TASKS.index(key[0])):

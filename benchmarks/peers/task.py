@@ -23,7 +23,7 @@ NETWORKS = {
     "resnet18": resnet.full,
 }
 CLASSES = 10
-DEVICES, COHORT, SAMPLES = 100, 10, 400
+DEVICES, COHORT, SAMPLES = 100, 10, int(os.environ.get("PEERS_SAMPLES") or 400)
 EPOCHS, BATCH, LR = 5, 10, 0.1
 
 

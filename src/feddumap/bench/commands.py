@@ -32,6 +32,7 @@ def rounds(
     rounds: Rounds = 5,
     workers: Workers = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Local epochs; the paper has 5.")] = 5,
+    samples: Annotated[int, typer.Option(min=1, help="Images on a device; the paper has 400.")] = 400,
     stack: Annotated[int, typer.Option(min=0, help="Devices that train as one; 0: by the model.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +43,7 @@ def rounds(
     from feddumap.bench.workload import Setting
 
     with terminal.counting() as progress:
-        setting = Setting(model=model, epochs=epochs, workers=workers, stack=stack)
+        setting = Setting(model=model, epochs=epochs, samples=samples, workers=workers, stack=stack)
         found = bench_rounds(setting, rounds, progress)
     if as_json:
         _print_json(found)
