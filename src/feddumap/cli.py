@@ -90,7 +90,10 @@ def train(
     name = f"{settings.method.name}-{settings.model.name}-{Path(settings.data.name).stem}-{settings.run.seed}"
     from feddumap import api, terminal
 
-    _carry_out(api.start(settings, out or Path("runs") / name, terminal.say))
+    run = api.start(settings, out or Path("runs") / name, terminal.say)
+    assert run.directory is not None
+    run.directory.note(_command_line())
+    _carry_out(run)
 
 
 @app.command()
@@ -139,7 +142,7 @@ def grid(
                 return
             failures = grid_view.train(found, jobs or cores())
     except KeyboardInterrupt as stop:
-        terminal.say(f"stopped; go on with the same command: feddumap {shlex.join(sys.argv[1:])}")
+        terminal.say(f"stopped; go on with the same command: {_command_line()}")
         raise typer.Exit(exit_code(stop)) from None
     (_print_json if as_json else grid_view.show_results)(grid_view.results(found, failures))
     if failures:
@@ -338,10 +341,18 @@ def demo(
     terminal.out.print()
     terminal.side_by_side(summaries)
     terminal.out.print(f"More about it: feddumap inspect run {folder / 'feddumap'}", markup=False)
+    try:
+        report([folder / "fedavg", folder / "feddumap"], folder / "report")
+    except FeddumapError as error:
+        terminal.say(f"no page was made: {error}")
 
 
 def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _command_line() -> str:
+    return shlex.join(["feddumap", *sys.argv[1:]])
 
 
 def _print_json(value: Any) -> None:

@@ -1,6 +1,7 @@
 """The run directory, and the only code that writes one.
 
 config.toml          the resolved configuration
+command.txt          the command line that made the run, if one did
 split.safetensors    which images each device and the server hold
 records.jsonl        one line a round
 checkpoint-*.json    the server's state: numbers here, tensors in the .safetensors beside it
@@ -94,6 +95,10 @@ class RunDirectory:
 
     def set_config(self, config: Config) -> None:
         write_text(self.path / "config.toml", tomli_w.dumps(config.to_toml()))
+
+    def note(self, command: str) -> None:
+        """Remember the command line that made this run, for whoever looks at it later."""
+        write_text(self.path / "command.txt", command + "\n")
 
     def split(self, images: int) -> Split:
         path = self.path / "split.safetensors"
