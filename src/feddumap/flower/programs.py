@@ -1,0 +1,62 @@
+"""Flower's programs on this machine: where they are, and what they find in their environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from feddumap.errors import FeddumapError
+
+HOST = "127.0.0.1"
+INSTALL = "pip install 'feddumap[flower]'"
+
+
+def require_flower() -> None:
+    """Refuse to go on without Flower."""
+    if find_spec("flwr") is None:
+        raise FeddumapError(f"Flower is not installed: {INSTALL}")
+
+
+def program(command: Sequence[object]) -> list[str]:
+    """A command line whose program is the one installed beside this Python."""
+    name, *arguments = (str(part) for part in command)
+    found = shutil.which(name, path=_search_path())
+    if found is None:
+        raise FeddumapError(f"cannot find the program {name}: {INSTALL}")
+    return [found, *arguments]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a Flower process on this machine, with what it remembers in `home`: it reports to
+    nobody, installs nothing, and goes to its neighbours directly."""
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "NO_PROXY": f"{HOST},localhost",
+        "no_proxy": f"{HOST},localhost",
+        "OMP_NUM_THREADS": "1",
+        "PATH": _search_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens at."""
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _search_path() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])

@@ -1,0 +1,68 @@
+"""The README of a federation's folder."""
+
+README = """\
+# A federation
+
+This folder was made by `feddumap flower init`. To try it on this machine:
+
+```sh
+feddumap flower up {path}
+```
+
+It starts a server and its devices, trains, shows how far it is and ends them all. Started again, it goes on
+where it stopped. The run is in `run/`, a log of every process in `logs/`.
+
+| | |
+|---|---|
+| `config.toml` | what is trained, and how: `feddumap train --help` explains the keys |
+| `pyproject.toml`, `federation/` | the Flower app: two modules that call feddumap |
+| `keys/ca.crt` | what devices recognise the server by; its authority's key was not kept |
+| `keys/server.crt`, `keys/server.key` | the server's certificate and key |
+| `keys/node-0`, `keys/node-0.pub` … | every device's key pair |
+| `keys/superexec.secret` | what the server's two processes recognise each other by |
+
+Keep what is in `keys/` to yourself, `ca.crt` and `*.pub` aside.
+
+## On machines of their own
+
+`pip install 'feddumap[flower]'` on all of them, in the same versions. This folder stays on the server.
+
+On the server, in this folder, each in a terminal or a service of its own:
+
+```sh
+export FLWR_HOME=$PWD/.flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+
+flower-superlink --host 0.0.0.0 --port {port} --enable-supernode-auth \\
+  --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \\
+  --isolation process --superexec-auth-secret-file keys/superexec.secret
+
+flower-superexec --runtime-api-address 127.0.0.1:{port} \\
+  --root-certificates keys/ca.crt --superexec-auth-secret-file keys/superexec.secret
+```
+
+Once, after every start of the SuperLink, tell it the devices:
+
+```sh
+for key in keys/node-*.pub; do flwr supernode register "$key" federation; done
+```
+
+On device 0, with `ca.crt` and `node-0` from `keys/` (on device 1 with `node-1` and `partition-id=1`, and so
+on up to {last}):
+
+```sh
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+
+flower-supernode --superlink {address} --root-certificates ca.crt \\
+  --auth-supernode-private-key node-0 --node-config 'partition-id=0'
+```
+
+On the server, to train, and to go on after an interruption:
+
+```sh
+flwr run . federation --stream
+```
+
+Whoever reaches the SuperLink's port may also use its control interface, which asks for no password: it can
+register devices and start runs, which is to say run programs on the devices. Let other machines reach
+`/v1/fleet/` only, by a proxy or a firewall: the documentation of feddumap, docs/deploy.md, shows how.
+"""
