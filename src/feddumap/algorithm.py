@@ -27,7 +27,7 @@ from feddumap.config import Config
 from feddumap.fleet import Clock
 from feddumap.selection import select
 from feddumap.tensors import weighted_mean
-from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
+from feddumap.types import Answer, Architecture, Broadcast, Loss, Question, ServerState, Tensors, Upload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,8 +88,8 @@ class Receipt:
 class Cohort(Protocol):
     """Where devices are: in this process, in a pool of processes, or behind a network. The one seam."""
 
-    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
-        """Uploads in the order of `devices`, whenever each was ready."""
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | Loss]:
+        """Uploads in the order of `devices`, whenever each was ready; a loss where there is none."""
         ...
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:

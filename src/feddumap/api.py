@@ -16,7 +16,7 @@ from feddumap import events, fleet, menu, recipes
 from feddumap.algorithm import Cohort, Context, Progress
 from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
 from feddumap.cohort.pool import Pool
-from feddumap.config import Config
+from feddumap.config import CARRIED_OUT, Config
 from feddumap.curves import accuracies, reached
 from feddumap.data import partition, sources
 from feddumap.data.dataset import Dataset
@@ -29,7 +29,7 @@ from feddumap.memory import Memory, Shelf
 from feddumap.models import architecture, network
 from feddumap.models.cost import macs
 from feddumap.rounds import RoundRecord, first_state, in_use, rounds, take_census
-from feddumap.runs import RunDirectory
+from feddumap.runs import RunDirectory, holds
 from feddumap.runtime import cores, exact_math
 from feddumap.types import ServerState
 
@@ -47,8 +47,11 @@ class Engine(Cohort, Protocol):
 class Run:
     """A training run. Iterate it for the records of the rounds still to do; stop whenever you like.
 
-    `records` holds a dictionary a round, `state` the server's state after the last one.
+    `records` holds a dictionary a round, `state` the server's state after the last one. `engine` makes the
+    cohort, if it is not to be this machine's processes.
     """
+
+    engine: Callable[[Run], Engine] | None = None
 
     def __init__(
         self, config: Config, dataset: Dataset, split: Split, directory: RunDirectory | None = None
@@ -163,6 +166,13 @@ class Run:
 
     def _engine(self) -> Engine:
         config = self.config
+        if self.engine is not None:
+            return self.engine(self)
+        if config.run.engine != "local":
+            raise FeddumapError(
+                f"run.engine = {config.run.engine!r} cannot be used here: expected local, or the commands "
+                "`feddumap train` and `feddumap resume` for ray and `feddumap flower up` for flower"
+            )
         memory: Memory = self.directory.memory if self.directory is not None else self._shelf
         workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
         if workers > 1 and config.run.device == "cpu":
@@ -237,6 +247,16 @@ def start(
     return run
 
 
+def begin(
+    config: Config | Mapping[str, Any] | str | Path | None, out: str | Path, say: Say = lambda _: None
+) -> Run:
+    """Start a run or, if `out` holds this one already, go on with it from its last checkpoint."""
+    resolved, _ = _resolve(_config(config), lambda _: None)
+    if not holds(Path(out), resolved):
+        return start(resolved, out, say)
+    return resume(out, say=say, carried_out={key: getattr(resolved.run, key) for key in CARRIED_OUT})
+
+
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
@@ -259,18 +279,18 @@ def resume(
     rounds: int | None = None,
     say: Say = lambda _: None,
     tensorboard: bool | None = None,
+    carried_out: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open an interrupted run at its last checkpoint; iterate or `.run()` it to go on.
 
-    `workers`, `tensorboard` and a larger number of `rounds` may differ from before; nothing else may.
+    `workers`, `tensorboard`, the other keys of [run] that say how it is `carried_out`, and a larger number of
+    `rounds` may differ from before; nothing else may.
     """
+    other = {"workers": workers, "tensorboard": tensorboard, **(carried_out or {})}
     opened = RunDirectory.open(Path(directory))
     try:
         config = stored = opened.config()
-        if workers is not None:
-            config = config.replace(run={"workers": workers})
-        if tensorboard is not None:
-            config = config.replace(run={"tensorboard": tensorboard})
+        config = config.replace(run={key: value for key, value in other.items() if value is not None})
         if rounds is not None:
             config = config.replace(train={"rounds": rounds})
         config, dataset = _resolve(config, say)
@@ -278,7 +298,8 @@ def resume(
         run.restore(say)
         if rounds is not None and rounds < run.state.round:
             raise FeddumapError(f"--rounds {rounds}: {directory} has {run.state.round} rounds already")
-        if rounds is not None or config.run.tensorboard != stored.run.tensorboard:
+        lasting = config.replace(run={"workers": stored.run.workers})
+        if rounds is not None or lasting.run != stored.run:
             opened.set_config(config)
     except BaseException:
         opened.close()
@@ -314,9 +335,15 @@ def complete(config: Config, dataset: Dataset) -> Config:
     """Fill in what depends on the method, the model and the data."""
     shape = architecture(config.model.name, len(dataset.classes))
     data = partition.resolve(config.data, len(dataset.classes))
-    train = config.train
+    train, engine = config.train, config.run.engine
+    if engine != "local" and train.stack > 1:
+        raise FeddumapError(
+            f"train.stack = {train.stack}: expected 1 with run.engine = {engine!r}, whose devices train one by "
+            "one; leave it out"
+        )
     if not train.stack:
-        train = train.model_copy(update={"stack": stack_size(shape, train.cohort)})
+        size = stack_size(shape, train.cohort) if engine == "local" else 1
+        train = train.model_copy(update={"stack": size})
     method = menu.resolve(config.method)
     return config.model_copy(update={"method": method, "data": data, "train": train})
 

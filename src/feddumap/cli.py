@@ -17,6 +17,8 @@ from feddumap.cohort import nursery
 from feddumap.config import describe, load
 from feddumap.errors import FeddumapError
 from feddumap.export.commands import export
+from feddumap.flower.commands import app as flower_app
+from feddumap.flower.engines import engine_of
 from feddumap.paper.commands import paper
 from feddumap.report.commands import compare
 from feddumap.report.show import report
@@ -37,6 +39,7 @@ inspect_app = typer.Typer(help="Look at a model, a data set or a run.", no_args_
 app.add_typer(data_app, name="data")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(bench_app, name="bench")
+app.add_typer(flower_app, name="flower")
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key; may be repeated.")
@@ -86,13 +89,16 @@ def train(
 ) -> None:
     """Train a model and keep everything about it in a run directory."""
     settings = load(config, sets or ())
-    nursery.prepare(settings.run.workers)
+    engine = engine_of(settings.run.engine)
+    if engine is None:
+        nursery.prepare(settings.run.workers)
     name = f"{settings.method.name}-{settings.model.name}-{Path(settings.data.name).stem}-{settings.run.seed}"
     from feddumap import api, terminal
 
     run = api.start(settings, out or Path("runs") / name, terminal.say)
     assert run.directory is not None
     run.directory.note(_command_line())
+    run.engine = engine
     _carry_out(run)
 
 
@@ -106,8 +112,11 @@ def resume(
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit."""
     nursery.prepare(workers)
     from feddumap import api, terminal
+    from feddumap.runs import read_config
 
+    engine = engine_of(read_config(directory).run.engine)
     run = api.resume(directory, workers, rounds, terminal.say, tensorboard)
+    run.engine = engine
     if run.finished:
         terminal.say(f"{directory} is finished ({run.state.round} rounds)")
     else:

@@ -109,7 +109,7 @@ class ClockConfig(Section):
 
 
 class RunConfig(Section):
-    """How the run is carried out; nothing here but the seed changes a result."""
+    """How the run is carried out; nothing here but the seed changes a result, as long as no message is lost."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(777, description="names every random stream")
     workers: Annotated[int, Field(ge=0)] = Field(
@@ -121,6 +121,18 @@ class RunConfig(Section):
     targets: list[Share] = Field([], description="accuracies whose round and clock the summary reports")
     device: str = Field("cpu", description="cpu, or cuda (one process)")
     tensorboard: bool = Field(False, description="also write TensorBoard event files, in the run directory")
+    engine: Literal["local", "ray", "flower"] = Field(
+        "local",
+        description="where devices are: processes here, Flower's simulation by Ray, or Flower's nodes",
+    )
+    timeout: Positive = Field(600.0, description="flower, ray: seconds a device has to answer a message")
+    least_share: Share = Field(
+        0.5, description="flower, ray: share of a round's devices that must answer; with fewer it is repeated"
+    )
+
+
+CARRIED_OUT = ("workers", "tensorboard", "engine", "timeout", "least_share")
+"""The keys of [run] that say how a run is carried out, not which run it is: resuming may change them."""
 
 
 class Config(Section):

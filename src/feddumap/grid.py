@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from feddumap import api
-from feddumap.config import Config, load, read_toml
+from feddumap.config import CARRIED_OUT, Config, load, read_toml
 from feddumap.errors import FeddumapError
 from feddumap.menu import RECIPES, resolve, settings_model
-from feddumap.runs import read_config, refuse_existing
+from feddumap.runs import carried_out_like, read_config, refuse_existing
 
 PLAIN = ("method.name", "model.name", "data.name", "run.seed")  # values that need no key beside them
 LONGEST = 120  # characters of a cell's name
@@ -116,8 +116,9 @@ def _sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
             raise FeddumapError(f"grid key {key} = {values!r}: expected a list of values, such as [1, 2]")
     if "run.workers" in flat:
         raise FeddumapError("grid key run.workers changes no result: take it out, and use --jobs")
-    if "run.tensorboard" in flat:
-        raise FeddumapError("grid key run.tensorboard changes no result: take it out, and set it in [run]")
+    for key in CARRIED_OUT:
+        if f"run.{key}" in flat:
+            raise FeddumapError(f"grid key run.{key} changes no result: take it out, and set it in [run]")
     return flat
 
 
@@ -165,7 +166,7 @@ def cells_of(
                 checked[unseeded] = run.config, run.rounds
             resolved, rounds = checked[unseeded]
             resolved = resolved.replace(run={"seed": config.run.seed})
-            identity = resolved.model_dump_json(exclude={"run": {"workers", "tensorboard"}})
+            identity = resolved.model_dump_json(exclude={"run": set(CARRIED_OUT)})
             if identity in found:
                 continue
             name = _free(naming(applied, resolved), names)
@@ -232,7 +233,7 @@ def _refuse_others(cell: Cell) -> None:
         refuse_existing(cell.path, cell.config)
         return
     stored = read_config(cell.path)
-    ours = cell.config.replace(run={"workers": stored.run.workers, "tensorboard": stored.run.tensorboard})
+    ours = carried_out_like(cell.config, stored)
     if stored.model_copy(update={"method": resolve(stored.method)}) != ours:
         refuse_existing(cell.path, ours)
 

@@ -69,20 +69,10 @@ class Drawer:
             raise FeddumapError(f"{error}: start the run anew under another name") from None
 
     def _read(self, device: int, number: int) -> Tensors:
-        path = self._path(device, number)
-        try:
-            with safe_open(path, "pt") as file:
-                tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                if (file.metadata() or {}).get("digest") != digest(tensors):
-                    raise ValueError("its checksum does not match")
-        except (OSError, ValueError, SafetensorError) as error:
-            raise FeddumapError(f"cannot read {path}, the memory of device {device} ({error})") from None
-        return tensors
+        return load(self._path(device, number), f"the memory of device {device}")
 
     def keep(self, device: int, number: int, tensors: Tensors) -> None:
-        self._folder.mkdir(exist_ok=True)
-        plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_bytes(self._path(device, number), to_bytes(plain, {"digest": digest(plain)}))
+        save(self._path(device, number), tensors)
         known = self._numbers.get(device, [])
         self._numbers[device] = [other for other in known if other < number] + [number]
 
@@ -106,3 +96,22 @@ class Drawer:
 
     def _path(self, device: int, number: int) -> Path:
         return self._folder / f"{device:06d}-{number:06d}.safetensors"
+
+
+def save(path: Path, tensors: Tensors) -> None:
+    """Tensors as a file that vouches for itself; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, to_bytes(plain, {"digest": digest(plain)}))
+
+
+def load(path: Path, what: str) -> Tensors:
+    """The tensors of such a file; one that is damaged is an error that says what it was."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if (file.metadata() or {}).get("digest") != digest(tensors):
+                raise ValueError("its checksum does not match")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise FeddumapError(f"cannot read {path}, {what} ({error})") from None
+    return tensors

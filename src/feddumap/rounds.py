@@ -28,7 +28,7 @@ from feddumap.fleet import Timing, Work
 from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.tensors import all_finite, same_form
-from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Upload
+from feddumap.types import Answer, Architecture, Broadcast, Loss, Question, ServerState, Upload
 
 Evaluate = Callable[[ServerState], Score]
 
@@ -155,7 +155,7 @@ class Metered:
         self._cohort = cohort
         self.down = self.up = 0
 
-    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | Loss]:
         return self._cohort.train(broadcast, devices)
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
@@ -168,19 +168,24 @@ class Metered:
 class Gate:
     """Lets good uploads through to the aggregation, one at a time, and remembers what passed.
 
-    A device whose model is not finite is left out and named in the record; a model of another form is an
-    error, since this process and its devices run the same code.
+    A device whose model is not finite, or whose upload was lost, is left out and named in the record; a model
+    of another form is an error, since this process and its devices run the same code. (What comes over a
+    network has been checked before: there it is a loss.)
     """
 
     def __init__(self, message: Broadcast, timing: Timing, progress: Progress) -> None:
         self._message, self._timing, self._progress = message, timing, progress
         self._rejected: list[int] = []
+        self._lost: dict[str, str] = {}
         self.receipts: list[Receipt] = []
 
-    def admit(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
+    def admit(self, uploads: Iterable[Upload | Loss]) -> Iterator[Upload]:
         expected = len(self._timing.finished)
         for count, upload in enumerate(uploads, start=1):
             self._progress("devices", count, expected)
+            if isinstance(upload, Loss):
+                self._lost[str(upload.device)] = upload.reason
+                continue
             fits = same_form(upload.weights, self._message.weights) and _named_alike(upload)
             if upload.round != self._message.round or not fits:
                 raise FeddumapError(
@@ -196,6 +201,12 @@ class Gate:
             sent = upload.nbytes(self._message.mask)
             self.receipts.append(Receipt(upload.device, upload.samples, upload.steps, sent))
             yield upload
+        if not self.receipts and self._lost:
+            device, reason = next(iter(self._lost.items()))
+            raise FeddumapError(
+                f"round {self._message.round}: none of {expected} devices sent a model that can be used "
+                f"(device {device}: {reason}): mend that and resume"
+            )
         if not self.receipts:
             raise FeddumapError(
                 f"round {self._message.round}: the models of all {expected} devices diverged (NaN or "
@@ -204,7 +215,8 @@ class Gate:
 
     def metrics(self) -> Metrics:
         """What deserves a place in the record: only where something was left out."""
-        left_out = {"dropped": list(self._timing.dropped), "rejected": self._rejected}
+        dropped = list(self._timing.dropped)
+        left_out: Metrics = {"dropped": dropped, "rejected": self._rejected, "lost": self._lost}
         return {name: devices for name, devices in left_out.items() if devices}
 
 

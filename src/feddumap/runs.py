@@ -6,6 +6,8 @@ split.safetensors    which images each device and the server hold
 records.jsonl        one line a round
 checkpoint-*.json    the server's state: numbers here, tensors in the .safetensors beside it
 devices/             what devices keep for themselves between rounds, where the method has them do so
+token                over Flower: what devices know this run by
+nodes/               in Flower's simulation: what its nodes keep for themselves
 summary.json         at the end
 """
 
@@ -16,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as to_bytes
 
-from feddumap.config import Config, load
+from feddumap.config import CARRIED_OUT, Config, load
 from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
 from feddumap.files import sync, write_bytes, write_text
@@ -99,6 +102,13 @@ class RunDirectory:
     def note(self, command: str) -> None:
         """Remember the command line that made this run, for whoever looks at it later."""
         write_text(self.path / "command.txt", command + "\n")
+
+    def token(self) -> str:
+        """A random name by which devices know this run, the same when it is resumed."""
+        path = self.path / "token"
+        if not path.exists():
+            write_text(path, secrets.token_hex(16) + "\n")
+        return path.read_text(encoding="utf-8").strip()
 
     def split(self, images: int) -> Split:
         path = self.path / "split.safetensors"
@@ -251,22 +261,32 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def refuse_existing(path: Path, config: Config) -> None:
     """Never train over something: say what is there and what to do."""
+    if holds(path, config):
+        raise FeddumapError(f"{path} holds this run already: go on with `feddumap resume {path}`")
+
+
+def holds(path: Path, config: Config) -> bool:
+    """Whether a directory has this run in it, or nothing; anything else is an error."""
     if path.is_file():
         raise FeddumapError(f"{path} is a file: give --out the name of a folder that does not exist yet")
     if not path.exists() or not any(entry.name != ".lock" for entry in path.iterdir()):
-        return
+        return False
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
     other = load(path / "config.toml")
-    # these say how a run is carried out, not which it is
-    config = config.replace(run={"workers": other.run.workers, "tensorboard": other.run.tensorboard})
+    config = carried_out_like(config, other)
     if other == config:
-        raise FeddumapError(f"{path} holds this run already: go on with `feddumap resume {path}`")
+        return True
     key, theirs, ours = _difference(other, config)
     raise FeddumapError(
         f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
         f"give --out another name, or go on with that run by `feddumap resume {path}`"
     )
+
+
+def carried_out_like(config: Config, other: Config) -> Config:
+    """A configuration with the other's keys of how a run is carried out."""
+    return config.replace(run={key: getattr(other.run, key) for key in CARRIED_OUT})
 
 
 def _difference(one: Config, other: Config) -> tuple[str, Any, Any]:

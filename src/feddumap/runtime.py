@@ -36,10 +36,12 @@ def exact_math() -> Iterator[None]:
     """One thread, no denormals, deterministic kernels: equal bits here and in any worker process.
 
     Sums split over threads round differently, so training always runs on one thread; several processes use
-    the cores. Denormals are flushed because a saturated softmax makes many of them and they are slow.
+    the cores. Denormals are flushed because a saturated softmax makes many of them and they are slow. What
+    was set before is set again afterwards, so that it may be used within itself.
     """
     keep_memory()
     threads = torch.get_num_threads()
+    flushing = _flushes_denormals()
     deterministic = torch.backends.cudnn.deterministic
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -48,5 +50,9 @@ def exact_math() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(flushing)
         torch.backends.cudnn.deterministic = deterministic
+
+
+def _flushes_denormals() -> bool:
+    return not bool(torch.full((8,), 1e-40).mul(1.0).ne(0).any())

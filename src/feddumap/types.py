@@ -93,6 +93,14 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """What a cohort yields in place of an upload: why there is none. The round goes on without it."""
+
+    device: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Question:
     """What the server asks devices without training; `settings` must be JSON.
 

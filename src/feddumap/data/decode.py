@@ -25,7 +25,7 @@ from feddumap.seeds import stream
 
 DIGITS_TRAIN, DIGITS_TEST = 1497, 300
 
-_BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """What Pillow raises for bytes that are not a whole image, by format and place of the damage."""
 
 
@@ -59,11 +59,11 @@ def _split(
     labels = np.empty(n, np.int64)
     done = 0
     for path in paths:
-        for pictures, numbers in _batches(path, spec.label):
+        for pictures, numbers in batches(path, spec.label):
             if done + len(pictures) > n:
                 raise FeddumapError(f"{path} holds more than the {n} images expected: get another copy")
             for offset, picture in enumerate(pictures):
-                images[done + offset] = _picture(picture, f"{path}: image {done + offset}")
+                images[done + offset] = picture_of(picture, f"{path}: image {done + offset}")
             labels[done : done + len(pictures)] = numbers
             done += len(pictures)
             advance(done)
@@ -73,7 +73,7 @@ def _split(
     return images, labels
 
 
-def _batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
+def batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
     """Encoded images and labels, a thousand at a time, so that a file is never in memory as a whole."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -99,7 +99,8 @@ def _batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Label
         raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
 
 
-def _picture(raw: bytes | None, origin: str) -> Images:
+def picture_of(raw: bytes | None, origin: str) -> Images:
+    """An encoded image of 32 by 32 pixels."""
     from PIL import Image
 
     try:
@@ -107,7 +108,7 @@ def _picture(raw: bytes | None, origin: str) -> Images:
             size = picture.size
             if size == (32, 32):  # before decoding, so that a huge image costs nothing
                 return np.asarray(picture.convert("RGB"))
-    except (*_BROKEN_IMAGE, Image.DecompressionBombError) as error:
+    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
     raise FeddumapError(f"{origin} is {size[0]} by {size[1]} pixels where 32 by 32 was expected")
 
@@ -137,7 +138,7 @@ def _sheet(raw: bytes, n: int, origin: str) -> Images:
             found = (sheet.size, sheet.mode)
             if found == ((1024, n), "RGB"):
                 return np.asarray(sheet).reshape(n, 32, 32, 3)
-    except (*_BROKEN_IMAGE, Image.DecompressionBombError) as error:
+    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
     raise FeddumapError(f"{origin} is {found} where ((1024, {n}), 'RGB') was expected: get another copy")
 
@@ -154,23 +155,12 @@ def _numbers(raw: bytes, n: int, origin: str) -> Labels:
 
 def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, ...]]:
     """A user's .npz file: four arrays, and the names of the classes if `classes` is there."""
-    try:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, NpzFile):
-            raise FeddumapError(f"{origin} holds one array, not several: save it with numpy.savez")
-        found = {name: archive[name] for name in (*Arrays._fields, "classes") if name in archive.files}
-    except (*BROKEN_ARRAY, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        # zipfile raises RuntimeError for an encrypted or oddly compressed member
-        advice = "save plain arrays with numpy.savez"
-        raise FeddumapError(f"{origin} is not a readable .npz file ({error}): {advice}") from None
-    missing = [name for name in Arrays._fields if name not in found]
-    if missing:
-        raise FeddumapError(f"{origin} lacks {', '.join(missing)}: expected {', '.join(Arrays._fields)}")
+    found = npz_arrays(file, origin, Arrays._fields, ("classes",))
     arrays = Arrays(
-        _images(found["train_images"], f"{origin}: train_images"),
-        _labels(found["train_labels"], f"{origin}: train_labels"),
-        _images(found["test_images"], f"{origin}: test_images"),
-        _labels(found["test_labels"], f"{origin}: test_labels"),
+        images_of(found["train_images"], f"{origin}: train_images"),
+        labels_of(found["train_labels"], f"{origin}: train_labels"),
+        images_of(found["test_images"], f"{origin}: test_images"),
+        labels_of(found["test_labels"], f"{origin}: test_labels"),
     )
     classes = _classes(found.get("classes"), arrays, origin)
     problem = fault(arrays, len(classes))
@@ -179,7 +169,27 @@ def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, 
     return arrays, classes
 
 
-def _images(array: npt.NDArray[Any], origin: str) -> Images:
+def npz_arrays(
+    file: io.BufferedReader, origin: Path, wanted: Sequence[str], also: Sequence[str] = ()
+) -> dict[str, npt.NDArray[Any]]:
+    """The named arrays of an .npz file: all that are `wanted`, and those of `also` that are there."""
+    try:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, NpzFile):
+            raise FeddumapError(f"{origin} holds one array, not several: save it with numpy.savez")
+        found = {name: archive[name] for name in (*wanted, *also) if name in archive.files}
+    except (*BROKEN_ARRAY, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # zipfile raises RuntimeError for an encrypted or oddly compressed member
+        advice = "save plain arrays with numpy.savez"
+        raise FeddumapError(f"{origin} is not a readable .npz file ({error}): {advice}") from None
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise FeddumapError(f"{origin} lacks {', '.join(missing)}: expected {', '.join(wanted)}")
+    return found
+
+
+def images_of(array: npt.NDArray[Any], origin: str) -> Images:
+    """Images from an array of a user's, in any of three layouts."""
     if array.dtype == np.uint8 and array.size:
         if array.shape[1:] == (32, 32, 3):
             return array
@@ -193,7 +203,8 @@ def _images(array: npt.NDArray[Any], origin: str) -> Images:
     )
 
 
-def _labels(array: npt.NDArray[Any], origin: str) -> Labels:
+def labels_of(array: npt.NDArray[Any], origin: str) -> Labels:
+    """Labels from an array of a user's."""
     if array.dtype.kind not in "iu" or array.ndim != 1 or not len(array):
         raise FeddumapError(f"{origin} is {array.dtype} {array.shape}: expected integers (N,)")
     if int(array.min()) < 0 or int(array.max()) >= 2**31:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from feddumap import api
-from feddumap.config import Config, read_toml
+from feddumap.config import CARRIED_OUT, Config, read_toml
 from feddumap.data import sources
 from feddumap.data.dataset import Dataset
 from feddumap.grid import LONGEST, Cell, cells_of, word
 from feddumap.paper.item import HERE, Item
 
 FIRST = ("data.name", "model.name", "method.name")
-APART = (*FIRST, "run.seed", "run.workers", "run.tensorboard")  # at the start, at the end, and of no effect
+APART = (*FIRST, "run.seed", *(f"run.{key}" for key in CARRIED_OUT))  # first, last, and of no effect
 
 
 def cells(

@@ -1,0 +1,12 @@
+"""The same methods over Flower: its nodes are the devices, and it carries the messages.
+
+Whoever imports this package has Flower and Ray send nothing about their use to anybody.
+"""
+
+import os
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Variables that keep Flower and Ray from calling home."""
+
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)  # before flwr is imported

@@ -1,0 +1,162 @@
+"""A cohort of devices behind Flower's nodes. Whatever a device does, the round ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from feddumap.cohort.desk import Examiner, SplitHoldings
+from feddumap.config import Config
+from feddumap.device.evaluation import Score
+from feddumap.errors import FeddumapError
+from feddumap.flower import messages
+from feddumap.flower.answers import MOST_SAMPLES
+from feddumap.flower.messages import Order
+from feddumap.flower.post import Post
+from feddumap.flower.roster import Roster, Seat
+from feddumap.flower.wire import Refused
+from feddumap.types import Answer, Broadcast, Loss, Question, ServerState, Upload
+
+TRIES = 3
+SHOWN = 3  # reasons in an error
+
+T = TypeVar("T")
+Read = Callable[[RecordDict, int], T | Refused]
+
+
+class FlowerCohort:
+    """Devices are known by their numbers, which their nodes tell. `holdings` is the server's: from it come
+    the images that it shares with devices that have data of their own, `given` each at most."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: Config,
+        token: str,
+        holdings: SplitHoldings,
+        given: int,
+        say: Callable[[str], None] = lambda _: None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config, self._token, self._say = config, token, say
+        self._holdings, self._given = holdings, given
+        self.close = close
+        self._examiner = Examiner(holdings.dataset, config.run.device)
+        self._post = Post(grid)
+        self._roster = Roster(self._post, config.data.devices, token, config.run.timeout, say)
+        self._samples: dict[int, int] = {}  # what each device said it has
+
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | Loss]:
+        """Uploads in the order of `devices`; a loss for each device without a good one, if there are not too
+        many of those."""
+
+        def read(content: RecordDict, device: int) -> Upload | Refused:
+            most = self._samples.get(device, MOST_SAMPLES) + min(
+                self._given, len(self._holdings.split.server)
+            )
+            return messages.read_upload(content, broadcast, device, most)
+
+        need = max(1, math.ceil(self._config.run.least_share * len(devices)))
+        uploads, reasons = self._ask("train", broadcast, None, devices, read, need)
+        for device in devices:
+            yield uploads.pop(device) if device in uploads else Loss(device, reasons[device])
+
+    def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
+        """Answers in the order of `devices`, of all of them."""
+
+        def read(content: RecordDict, device: int) -> Answer | Refused:
+            return messages.read_answer(content, question, broadcast, device)
+
+        answers, _ = self._ask("query", broadcast, question, devices, read, len(devices))
+        if question.name == "census":
+            self._samples = {device: answer.values["samples"] for device, answer in answers.items()}
+        return (answers[device] for device in devices)
+
+    def evaluate(self, state: ServerState) -> Score:
+        """On the server, which has the test images."""
+        return self._examiner.whole(state)
+
+    def _ask(
+        self,
+        kind: str,
+        broadcast: Broadcast,
+        question: Question | None,
+        devices: Sequence[int],
+        read: Read[T],
+        need: int,
+    ) -> tuple[dict[int, T], dict[int, str]]:
+        """What the devices replied, and why the others are missing. With fewer than `need` the missing are
+        asked again, after waiting for their nodes."""
+        tensors = messages.pack_broadcast(broadcast)
+        good: dict[int, T] = {}
+        bad: dict[int, str] = {}
+        for attempt in range(TRIES):
+            missing = [device for device in devices if device not in good]
+            wait = self._config.run.timeout if attempt else 0.0
+            self._roster.find(missing, need - len(good) if attempt else len(missing), wait)
+            waiting: dict[str, int] = {}
+            bad = {}
+            for device in missing:
+                seat = self._roster.seats.get(device)
+                if seat is None:
+                    bad[device] = "it has no node"
+                    continue
+                content = self._message(device, seat, broadcast, question, tensors)
+                if sent := self._post.send(content, seat.node, kind, self._config.run.timeout):
+                    waiting[sent] = device
+                else:
+                    bad[device] = "no message to its node was accepted"
+            for device, reply in self._post.replies(waiting, self._config.run.timeout):
+                value = reply if isinstance(reply, Refused) else read(reply, device)
+                if isinstance(value, Refused):
+                    bad[device] = value.reason
+                else:
+                    good[device] = value
+                    if question is None:
+                        self._roster.gave(device)
+            late = f"it did not answer within {self._config.run.timeout:g} s"
+            bad |= dict.fromkeys(waiting.values(), late)
+            for device, reason in bad.items():
+                self._roster.forget(device)
+                self._say(f"round {broadcast.round}, device {device}: {reason}")
+            if len(good) >= need:
+                return good, bad
+        raise FeddumapError(self._failure(question, broadcast.round, len(good), need, len(devices), bad))
+
+    def _message(
+        self,
+        device: int,
+        seat: Seat,
+        broadcast: Broadcast,
+        question: Question | None,
+        tensors: messages.Packed,
+    ) -> RecordDict:
+        order = Order(
+            self._token,
+            device,
+            broadcast.round,
+            broadcast.lr,
+            broadcast.architecture,
+            self._config,
+            self._holdings.dataset.classes,
+            question,
+        )
+        wants = question is None and self._given > 0 and seat.own and not seat.has_gift
+        gift = self._holdings.shared(device, self._given) if wants else None
+        return messages.pack_order(order, tensors, gift)
+
+    def _failure(
+        self, question: Question | None, number: int, good: int, need: int, asked: int, bad: dict[int, str]
+    ) -> str:
+        asking = f"asked {question.name!r}" if question else "asked to train"
+        share = "" if question else f" (run.least_share = {self._config.run.least_share:g})"
+        reasons = "; ".join(f"device {device}: {reason}" for device, reason in list(bad.items())[:SHOWN])
+        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        return (
+            f"round {number}: {good} of {asked} devices answered well when {asking}, {need} were needed{share}, "
+            f"in {TRIES} tries ({reasons}{more}): mend the nodes and resume"
+        )

@@ -1,0 +1,71 @@
+"""What runs beside Flower's SuperLink: ServerApp's main is this project's own loop of rounds."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from feddumap import api, terminal
+from feddumap.api import Run
+from feddumap.cohort.desk import SplitHoldings
+from feddumap.config import Config, load
+from feddumap.errors import FeddumapError
+from feddumap.flower.cohort import FlowerCohort
+from feddumap.recipes import compose
+
+
+def server_app() -> ServerApp:
+    """The app of the server. Its run configuration:
+
+    config    path of a CONFIG.toml; without one, the defaults
+    sets      settings on top of it, as after --set, with spaces between: "train.rounds=20 run.seed=1"
+    out       the run directory; one that holds this run already is gone on with
+    """
+    app = ServerApp()
+    app.main()(_main)
+    return app
+
+
+def _main(grid: Grid, context: Context) -> None:
+    try:
+        carry_out(grid, context.run_config)
+    except FeddumapError as error:
+        terminal.say(f"feddumap: {error}")
+        raise
+
+
+def carry_out(grid: Grid, settings: Mapping[str, object]) -> None:
+    """Start the run or go on with it, to its end."""
+    config, out = read_settings(settings)
+    run = api.begin(config, out, terminal.say)
+    try:
+        if run.state.round:
+            terminal.say(f"going on after {run.state.round} of {run.rounds} rounds")
+        run.engine = partial(cohort, grid)
+        terminal.follow(run)
+        terminal.print_summary(run.summary)
+        terminal.out.print(f"run directory: {out}", markup=False)
+    finally:
+        run.close()
+
+
+def read_settings(settings: Mapping[str, object]) -> tuple[Config, Path]:
+    """The configuration and the run directory that Flower's run configuration names."""
+    path, out = str(settings.get("config", "")), str(settings.get("out", ""))
+    if not out:
+        raise FeddumapError("the run configuration has no out: expected the path of the run directory")
+    config = load(Path(path) if path else None, shlex.split(str(settings.get("sets", ""))))
+    return config.replace(run={"engine": "flower"}), Path(out)
+
+
+def cohort(grid: Grid, run: Run, close: Callable[[], None] = lambda: None) -> FlowerCohort:
+    """The devices of a run behind Flower's nodes; `close` is called when they are needed no more."""
+    token = run.directory.token() if run.directory is not None else secrets.token_hex(16)
+    holdings = SplitHoldings(run.dataset, run.split, run.config.run.seed)
+    return FlowerCohort(grid, run.config, token, holdings, compose(run.config).shared, terminal.say, close)

@@ -1,0 +1,336 @@
+"""Messages over Flower: all of them come back as they were sent, and nothing else gets in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="needs the extra flower")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from feddumap.config import Config
+from feddumap.device.training import Samples
+from feddumap.flower import messages, wire
+from feddumap.flower.messages import Hello, Order
+from feddumap.flower.wire import Refused
+from feddumap.models import architecture, initialise
+from feddumap.tensors import digest
+from feddumap.types import Answer, Broadcast, Question, Upload
+
+SHAPE = architecture("lenet", 10)
+WEIGHTS = initialise(SHAPE, 1)
+MASK = {"conv1.weight": torch.rand(WEIGHTS["conv1.weight"].shape) > 0.5}
+EXTRA = {f"c/{name}": torch.randn_like(tensor) for name, tensor in WEIGHTS.items()}
+MESSAGE = Broadcast(3, SHAPE, WEIGHTS, 0.05, extra=EXTRA, mask=MASK)
+ORDER = Order(
+    "0123456789abcdef" * 2, 5, 3, 0.05, SHAPE, Config(), tuple(map(str, range(10))), Question("q", {"a": [1]})
+)
+UPLOAD = Upload(5, 3, 40, 8, WEIGHTS, EXTRA, {"loss": 0.5})
+CENSUS = Question("census", {"labels": "counts"})
+ANSWER = Answer(5, {"samples": 40, "counts": [4] * 10})
+
+DTYPES = st.sampled_from(list(wire.DTYPES.values()))
+SHAPES = st.lists(st.integers(0, 5), max_size=4)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.text(max_size=8), st.tuples(DTYPES, SHAPES, st.integers(0, 2**32)), max_size=4))
+def test_any_tensors_come_back(recipe: dict[str, tuple[torch.dtype, list[int], int]]) -> None:
+    tensors = {}
+    for name, (dtype, shape, seed) in recipe.items():
+        count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = np.random.default_rng(seed).integers(
+            0, 2 if dtype == torch.bool else 256, count, dtype=np.uint8
+        )
+        tensors[name] = (
+            torch.from_numpy(raw).view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+        )
+    record = RecordDict({"x": wire.pack(tensors)})
+    found = wire.unpack(record, "x", wire.exactly(wire.forms_of(tensors)))
+    assert digest(found) == digest(tensors)
+    assert all(tensor.is_contiguous() for tensor in found.values())
+
+
+def test_bytes_are_what_they_say() -> None:
+    """Little-endian and row by row, in any layout of memory; booleans are bits."""
+    tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3).t()
+    array = wire.pack({"t": tensor})["t"]
+    assert (array.dtype, array.shape, array.stype) == ("int32", (3, 2), wire.RAW)
+    assert array.data == b"".join(n.to_bytes(4, "little") for n in (0, 3, 1, 4, 2, 5))
+    bits = wire.pack({"t": torch.tensor([True, False, True, True, False, False, False, False, True])})["t"]
+    assert (bits.stype, bits.data) == (wire.BITS, bytes([0b10110000, 0b10000000]))
+
+
+def test_an_order_comes_back() -> None:
+    gift = Samples(torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8), torch.arange(7))
+    content = messages.pack_order(ORDER, messages.pack_broadcast(MESSAGE), gift)
+    order = messages.read_order(content)
+    assert order == ORDER
+    broadcast = messages.read_broadcast(content, ORDER)
+    assert isinstance(broadcast, Broadcast)
+    assert (broadcast.round, broadcast.lr, broadcast.architecture) == (3, 0.05, SHAPE)
+    for group in ("weights", "extra", "mask"):
+        assert digest(getattr(broadcast, group)) == digest(getattr(MESSAGE, group))
+    found = messages.read_gift(content)
+    assert isinstance(found, Samples)
+    assert torch.equal(found.images, gift.images)
+    assert torch.equal(found.labels, gift.labels)
+    plain = messages.pack_order(replace(ORDER, question=None), messages.pack_broadcast(MESSAGE))
+    assert messages.read_gift(plain) is None
+    assert messages.read_order(plain) == replace(ORDER, question=None)
+
+
+def test_an_upload_comes_back() -> None:
+    upload = messages.read_upload(messages.pack_upload(UPLOAD), MESSAGE, 5)
+    assert isinstance(upload, Upload)
+    assert (upload.device, upload.round, upload.samples, upload.steps) == (5, 3, 40, 8)
+    assert upload.metrics == {"loss": 0.5}
+    assert upload.finite
+    assert digest(upload.weights) == digest(WEIGHTS)
+    assert digest(upload.extra) == digest(EXTRA)
+
+
+def test_answers_come_back() -> None:
+    assert messages.read_answer(messages.pack_answer(ANSWER, 3), CENSUS, MESSAGE, 5) == ANSWER
+    question = Question("of my own", {})
+    answer = Answer(5, {"x": [1.5, None]}, {"t": torch.randn(3)})
+    found = messages.read_answer(messages.pack_answer(answer, 3), question, MESSAGE, 5)
+    assert isinstance(found, Answer)
+    assert found.values == answer.values
+    assert digest(found.tensors) == digest(answer.tensors)
+
+
+def test_hellos_come_back() -> None:
+    assert messages.read_question_who(messages.pack_question_who(ORDER.token)) == ORDER.token
+    hello = Hello(4, True, False)
+    assert messages.read_hello(messages.pack_hello(hello), 5) == hello
+    refused = messages.read_hello(messages.pack_hello(hello), 4)
+    assert isinstance(refused, Refused)
+    assert "device is '4', expected a whole number from 0 to 3" in refused.reason
+
+
+def weights_with(**arrays: Array) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        record = dict(wire.pack(WEIGHTS))
+        content["weights"] = ArrayRecord({**record, **arrays})
+
+    return change
+
+
+def numbers_with(**values: Any) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        content["upload"] = ConfigRecord({**dict(content["upload"]), **values})
+
+    return change
+
+
+def without(key: str) -> Callable[[RecordDict], None]:
+    return lambda content: content.__delitem__(key)
+
+
+def put(key: str, value: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.__setitem__(key, value)
+
+
+FLOATS = (6, 3, 5, 5)  # of conv1.weight
+GOOD = wire.pack({"w": WEIGHTS["conv1.weight"]})["w"].data
+BAD_UPLOADS = {
+    "another shape": (weights_with(**{"conv1.weight": Array("float32", (6, 75), wire.RAW, GOOD)}), "another form"),
+    "another type": (weights_with(**{"conv1.weight": Array("int32", FLOATS, wire.RAW, GOOD)}), "another form"),
+    "a type of objects": (weights_with(**{"conv1.weight": Array("object", FLOATS, wire.RAW, GOOD)}), "unknown here"),
+    "numpy's own bytes": (weights_with(**{"conv1.weight": Array(np.zeros(FLOATS, np.float32))}), "unknown here"),
+    "too few bytes": (weights_with(**{"conv1.weight": Array("float32", FLOATS, wire.RAW, GOOD[:-4])}), "has 1796 bytes"),
+    "a huge shape": (
+        weights_with(**{"conv1.weight": Array("float32", (2**39, 2**39), wire.RAW, b"")}), "has 0 bytes where"
+    ),
+    "a negative shape": (weights_with(**{"conv1.weight": Array("float32", (-1, -1800), wire.RAW, GOOD)}), "the shape"),
+    "a tensor more": (weights_with(more=Array("float32", (0,), wire.RAW, b"")), "'more' and 0 other names differ"),
+    "no weights": (without("weights"), "no arrays 'weights'"),
+    "numbers for weights": (put("weights", ConfigRecord({"a": 1})), "no arrays 'weights'"),
+    "no numbers": (without("upload"), "no record 'upload'"),
+    "another device": (numbers_with(device=6), "it is of device 6"),
+    "a stale round": (numbers_with(round=2), "it is of round 2, not of round 3"),
+    "no samples": (numbers_with(samples=0), "its samples is '0'"),
+    "too many samples": (numbers_with(samples=101), "its samples is '101', expected a whole number from 1 to 100"),
+    "samples as a truth": (numbers_with(samples=True), "its samples is 'True'"),
+    "samples as text": (numbers_with(samples="40"), "its samples is '40'"),
+    "steps before the first": (numbers_with(steps=-1), "its steps is '-1'"),
+    "metrics of texts": (numbers_with(metrics='{"a": "b"}'), "metrics are not numbers"),
+    "infinite metrics": (numbers_with(metrics='{"a": Infinity}'), "no JSON number"),
+    "endless metrics": (numbers_with(metrics="[" * 100_000), "not JSON"),
+    "an extra without weights": (put("extra", wire.pack({"c/other": torch.zeros(3)})), "'c/other' is not like"),
+    "an extra of another shape": (put("extra", wire.pack({"c/fc3.bias": torch.zeros(3)})), "is not like"),
+    "too many extras": (
+        put("extra", wire.pack({f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})), "more than 64 models"
+    ),
+    "a refusal": (put("refusal", ConfigRecord({"reason": "no\nspace"})), "it refused: no space"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_UPLOADS)
+def test_a_bad_upload_is_refused_before_it_is_unpacked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, reason = BAD_UPLOADS[name]
+    content = messages.pack_upload(UPLOAD)
+    change(content)
+    made: list[str] = []
+    original = wire._tensor
+    monkeypatch.setattr(wire, "_tensor", lambda form, data: (made.append("x"), original(form, data))[1])
+    found = messages.read_upload(content, MESSAGE, 5, most=100)
+    assert isinstance(found, Refused), name
+    assert reason in found.reason
+    assert "weights" in name or "extra" in name or not made  # good weights may precede bad extras
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_models_that_diverged_are_refused(bad: float) -> None:
+    weights = {**WEIGHTS, "fc3.bias": torch.full((10,), bad)}
+    found = messages.read_upload(messages.pack_upload(replace(UPLOAD, weights=weights)), MESSAGE, 5)
+    assert found == Refused("its model diverged (NaN or infinite)")
+    extra = {**EXTRA, "c/fc3.bias": torch.full((10,), bad)}
+    found = messages.read_upload(messages.pack_upload(replace(UPLOAD, extra=extra)), MESSAGE, 5)
+    assert isinstance(found, Refused)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "expected ['counts', 'samples']"),
+        ({"samples": 40}, "expected ['counts', 'samples']"),
+        ({"samples": 40, "counts": [4] * 10, "secrets": 1}, "expected ['counts', 'samples']"),
+        ({"samples": 40.0, "counts": [4] * 10}, "tells 40.0 samples"),
+        ({"samples": 0, "counts": [0] * 10}, "tells 0 samples"),
+        ({"samples": 40, "counts": [4] * 9}, "not 10 numbers"),
+        ({"samples": 40, "counts": [4] * 9 + ["4"]}, "not 10 numbers"),
+        ({"samples": 40, "counts": [44, -4, *[0] * 8]}, "do not add up"),
+        ({"samples": 41, "counts": [4] * 10}, "do not add up"),
+    ],
+)
+def test_bad_censuses_are_refused(values: dict[str, Any], reason: str) -> None:
+    found = messages.read_answer(messages.pack_answer(Answer(5, values), 3), CENSUS, MESSAGE, 5)
+    assert isinstance(found, Refused)
+    assert reason in found.reason
+
+
+RATE = {"p": 0.3, "m": 3, "d": 10, "lipschitz": None, "lambda_min": -1.0, "lambda_max": 2.0, "clamped": False}
+
+
+def test_other_bad_answers_are_refused() -> None:
+    def refused(question: Question, answer: Answer) -> str:
+        found = messages.read_answer(messages.pack_answer(answer, 3), question, MESSAGE, 5)
+        return found.reason if isinstance(found, Refused) else "taken"
+
+    rate = Question("rate", {"mode": "density", "max_rate": None})
+    assert refused(rate, Answer(5, RATE)) == "taken"
+    assert "pruning rate 1.5" in refused(rate, Answer(5, {**RATE, "p": 1.5}))
+    assert "not numbers" in refused(rate, Answer(5, {**RATE, "lambda_min": "x"}))
+    assert "expected" in refused(rate, Answer(5, {"p": 0.1}))
+    assert "are not those expected" in refused(rate, Answer(5, RATE, {"t": torch.zeros(2)}))
+    gradient = Question("census", {"labels": "gradient"})
+    assert refused(gradient, Answer(5, {"samples": 4, "gradient": [-0.9, *[0.1] * 9]})) == "taken"
+    assert "no labels have" in refused(gradient, Answer(5, {"samples": 4, "gradient": [0.9, *[-0.1] * 9]}))
+    ranks = Question("ranks", {"layers": ["conv1"]})
+    assert refused(ranks, Answer(5, {}, {"conv1": torch.zeros(6, dtype=torch.float64)})) == "taken"
+    assert "another form" in refused(ranks, Answer(5, {}, {"conv1": torch.zeros(7, dtype=torch.float64)}))
+    assert "not finite" in refused(ranks, Answer(5, {}, {"conv1": torch.full((6,), torch.nan).double()}))
+    mask = Question("first-mask", {"weight": {"fc3.weight": 1.0}})
+    bits = {"mask/fc3.weight": torch.zeros(105, dtype=torch.uint8)}
+    dense = {f"weights/{name}": tensor for name, tensor in WEIGHTS.items()}
+    assert refused(mask, Answer(5, {}, {**bits, **dense})) == "taken"
+    assert "are not those expected" in refused(mask, Answer(5, {}, dense))
+    assert "more than" in refused(Question("mine"), Answer(5, {}, {"t": torch.zeros(10_000_000)}))
+    stale = messages.read_answer(messages.pack_answer(ANSWER, 2), CENSUS, MESSAGE, 5)
+    assert stale == Refused("it is of round 2, not of round 3")
+
+
+def order_with(**values: Any) -> RecordDict:
+    content = messages.pack_order(ORDER, messages.pack_broadcast(MESSAGE))
+    content["order"] = ConfigRecord({**dict(content["order"]), **values})
+    return content
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"token": "../../etc"}, "token is not 32 hexadecimal digits"),
+        ({"token": 3}, "its token is missing, no text"),
+        ({"device": -1}, "its device"),
+        ({"lr": float("nan")}, "its lr"),
+        ({"classes": []}, "its classes"),
+        ({"classes": ["a"]}, "is not of 1 classes"),
+        ({"architecture": "[]"}, "not a JSON object"),
+        (
+            {"architecture": json.dumps({**SHAPE.to_json(), "channels": {"conv1": "6"}})},
+            "architecture is none",
+        ),
+        ({"config": "{"}, "config is not JSON"),
+        ({"config": '{"train": {"rounds": "many"}}'}, "train.rounds = 'many'"),
+    ],
+)
+def test_bad_orders_are_refused(values: dict[str, Any], reason: str) -> None:
+    found = messages.read_order(order_with(**values))
+    assert isinstance(found, Refused)
+    assert reason in found.reason
+
+
+def test_bad_broadcasts_are_refused() -> None:
+    def refused(order: Order = ORDER, **groups: Any) -> str:
+        content = messages.pack_order(ORDER, {**messages.pack_broadcast(MESSAGE), **groups})
+        found = messages.read_broadcast(content, order)
+        return found.reason if isinstance(found, Refused) else "taken"
+
+    assert refused() == "taken"
+    wide = replace(SHAPE, channels=(("conv1", 6), ("conv2", 10**9)))
+    assert "wider than a lenet" in refused(replace(ORDER, architecture=wide))
+    assert "wider than" in refused(replace(ORDER, architecture=replace(SHAPE, channels=(("other", 1),))))
+    assert "needs the channels of" in refused(replace(ORDER, architecture=replace(SHAPE, channels=())))
+    assert "another form" in refused(weights=wire.pack(initialise(architecture("lenet", 9), 1)))
+    assert "not a mask" in refused(mask=wire.pack({"conv1.weight": torch.zeros(FLOATS)}))
+    assert "is not like" in refused(extra=wire.pack({"v/conv1.weight": torch.zeros(3)}))
+    assert "not finite" in refused(extra=wire.pack({"v/fc3.bias": torch.full((10,), torch.inf)}))
+    content = RecordDict(
+        {"gift": wire.pack({"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
+    )
+    found = messages.read_gift(content)
+    assert isinstance(found, Refused)
+    assert "not images of 32 by 32" in found.reason
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_no_garbage_raises(data: st.DataObject) -> None:
+    """Any records at all: read or refused, never an exception."""
+    scalars = st.one_of(st.integers(-5, 2**62), st.floats(), st.text(max_size=9), st.booleans())
+    configs = st.dictionaries(
+        st.sampled_from(
+            ["device", "round", "samples", "steps", "metrics", "values", "token", "own", "reason"]
+        ),
+        scalars,
+    ).map(ConfigRecord)
+    arrays = st.builds(
+        Array, st.sampled_from(["float32", "bool", "x"]), st.lists(st.integers(-3, 2**63), max_size=10).map(tuple),
+        st.sampled_from([wire.RAW, wire.BITS, "numpy.ndarray"]), st.binary(max_size=16),
+    )  # fmt: skip
+    records = st.dictionaries(st.text(max_size=4), arrays, max_size=3).map(ArrayRecord)
+    keys = st.sampled_from(
+        ["upload", "answer", "weights", "extra", "tensors", "order", "hello", "refusal", "who"]
+    )
+    content = RecordDict(data.draw(st.dictionaries(keys, st.one_of(configs, records))))
+    for read in (
+        lambda: messages.read_upload(content, MESSAGE, 5),
+        lambda: messages.read_answer(content, CENSUS, MESSAGE, 5),
+        lambda: messages.read_order(content),
+        lambda: messages.read_broadcast(content, ORDER),
+        lambda: messages.read_hello(content, 10),
+        lambda: messages.read_question_who(content),
+    ):
+        found = read()
+        assert isinstance(found, (Refused, Hello, str))
