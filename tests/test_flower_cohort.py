@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from feddumap import api
-from feddumap.config import Config
+from feddumap.config import Config, MethodConfig
 from feddumap.data import own
 from feddumap.data.dataset import Dataset
 from feddumap.errors import FeddumapError
@@ -35,8 +35,8 @@ from tests.flower_grid import FakeGrid, FakeNode, Mischief
 
 DEVICES = 4
 METHODS: dict[str, dict[str, Any]] = {
-    "feddumap": {"prune_round": 2},
-    "prunefl": {"adjust_every": 2, "first_passes": 60},
+    "feddumap": {"prune_round": 2, "rate_nodes": "selected"},
+    "prunefl": {"adjust_every": 2, "first_passes": 20},
     "fedda": {},
     "scaffold": {},
     "data-sharing": {"shared_samples": 20},
@@ -67,23 +67,22 @@ def alike(one: api.Run, other: api.Run) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_flower_and_simulation_agree_bit_for_bit(home: Path, tmp_path: Path, method: str) -> None:
-    expected = api.train(config_of(method, "local"))
-    found = over(FakeGrid.of(DEVICES, state=str(tmp_path)), config_of(method)).run()
+    few = {"rounds": 4, "cohort": 2, "stack": 1}
+    expected = api.train(config_of(method, "local", train=few))
+    found = over(FakeGrid.of(DEVICES, state=str(tmp_path)), config_of(method, train=few)).run()
     alike(found, expected)
-    assert (method == "feddumap") == any(
-        "pruning" in record and "rates" not in record for record in found.records[2:3]
-    )
+    pruned = [record["round"] for record in found.records if "pruning" in record]
+    assert pruned == {"feddumap": [2], "prunefl": [0, 2]}.get(method, [])
 
 
 def test_batch_norms_counters_are_carried(home: Path, tmp_path: Path) -> None:
-    keys: dict[str, dict[str, Any]] = {
-        "model": {"name": "resnet18"},
-        "train": {"rounds": 1, "cohort": 2, "stack": 1},
-    }
-    config = config_of("fedavg", "local", **keys).replace(data={"devices": 60})
+    """And a network of one's own may be used where the nodes' owners allow it."""
+    config = config_of("fedavg", "local", clock={"profile": "general"})
+    config = config.replace(model={"name": "tests.own_model:make"})
     expected = api.train(config)
-    found = over(FakeGrid.of(60, state=str(tmp_path)), config.replace(run={"engine": "flower"})).run()
-    alike(found, expected)
+    assert int(expected.state.weights["1.num_batches_tracked"]) > 0
+    grid = FakeGrid.of(DEVICES, **{"state": str(tmp_path), "allow-modules": True})
+    alike(over(grid, config.replace(run={"engine": "flower"})).run(), expected)
 
 
 def own_nodes(grid: FakeGrid, run: api.Run, folder: Path) -> None:
@@ -95,7 +94,7 @@ def own_nodes(grid: FakeGrid, run: api.Run, folder: Path) -> None:
         grid.node(k).config["data"] = str(folder / f"{k}.npz")
 
 
-@pytest.mark.parametrize("method", ["feddumap", "data-sharing"])
+@pytest.mark.parametrize("method", ["scaffold", "data-sharing"])
 def test_devices_with_data_of_their_own(home: Path, tmp_path: Path, method: str) -> None:
     """The same images from elsewhere give the same bits; those that the server shares are sent once."""
     expected = api.train(config_of(method, "local"))
@@ -236,9 +235,12 @@ def test_after_three_tries_the_round_ends_with_a_sentence(run: api.Run, tmp_path
     for node in grid.nodes.values():
         node.mischief = to_training(lambda *_: None)
     began = time.monotonic()
-    with pytest.raises(FeddumapError, match=r"^round 0: 0 of 3 devices answered well when asked to train, 2 were "
-                       r"needed \(run.least_share = 0.5\), in 3 tries \(device 0: it did not answer within 0.4 s; .*"
-                       r"mend the nodes and resume$"):  # fmt: skip
+    sentence = (
+        r"^round 0: 0 of 3 devices answered well when asked to train, 2 were needed "
+        r"\(run.least_share = 0.5\), in 3 tries "
+        r"\(device 0: it did not answer within 0.4 s; .*: mend the nodes and resume$"
+    )
+    with pytest.raises(FeddumapError, match=sentence):
         list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
     assert time.monotonic() - began < 10
     assert grid.node(0).kinds.count("train") == 3
@@ -247,8 +249,8 @@ def test_after_three_tries_the_round_ends_with_a_sentence(run: api.Run, tmp_path
 def test_a_survey_needs_every_answer(run: api.Run, tmp_path: Path) -> None:
     grid = FakeGrid.of(DEVICES, state=str(tmp_path))
     del grid.nodes[1000 - 7 * 3]
-    with pytest.raises(FeddumapError, match=r"3 of 4 devices answered well when asked 'census', 4 were needed, in 3 "
-                       r"tries \(device 3: it has no node\)"):  # fmt: skip
+    sentence = r"3 of 4 devices answered well when asked 'census', 4 .* \(device 3: it has no node\)"
+    with pytest.raises(FeddumapError, match=sentence):
         cohort_of(run, grid)
 
 
@@ -358,9 +360,7 @@ def test_a_server_cannot_name_code_to_run(run: api.Run, tmp_path: Path) -> None:
     order = messages.Order(
         "ab" * 16, 0, 0, 0.1, run.state.architecture, run.config, run.dataset.classes, None
     )
-    evil = order.config.model_copy(
-        update={"method": order.config.method.model_copy(update={"name": "os:system"})}
-    )
+    evil = order.config.model_copy(update={"method": MethodConfig(name="os:system")})
 
     def reason(order: messages.Order) -> str:
         content = reply_of(grid, 1000, "train", messages.pack_order(order, tensors))
@@ -376,9 +376,8 @@ def test_a_server_cannot_name_code_to_run(run: api.Run, tmp_path: Path) -> None:
         replace(order, architecture=replace(shape, family="cnn"))
     )
     grid.node(0).config["allow-modules"] = True
-    assert "cannot be imported" in reason(replace(order, config=evil)) or "os" in reason(
-        replace(order, config=evil)
-    )
+    missing = order.config.model_copy(update={"method": MethodConfig(name="no_such_module:method")})
+    assert "method 'no_such_module:method' cannot be imported" in reason(replace(order, config=missing))
     assert reason(replace(order, device=1)) == "this node is device 0, not 1"
 
 
@@ -392,7 +391,7 @@ def test_what_a_nodes_owner_can_set(tmp_path: Path) -> None:
     )
     assert node.folder("ab" * 16) == tmp_path / ("ab" * 16) / "000003"
     for bad in ({}, {"partition-id": "3"}, {"partition-id": -1}, {"partition-id": True}):
-        with pytest.raises(FeddumapError, match="partition-id is .*expected the device's number"):
+        with pytest.raises(FeddumapError, match=r"partition-id is .*expected the device's number"):
             Node.read(bad)
     with pytest.raises(FeddumapError, match="allow-modules is 'yes': expected true or false"):
         Node.read({"partition-id": 3, "allow-modules": "yes"})

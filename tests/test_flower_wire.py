@@ -126,6 +126,10 @@ def weights_with(**arrays: Array) -> Callable[[RecordDict], None]:
     return change
 
 
+def conv1(array: Array) -> Callable[[RecordDict], None]:
+    return weights_with(**{"conv1.weight": array})
+
+
 def numbers_with(**values: Any) -> Callable[[RecordDict], None]:
     def change(content: RecordDict) -> None:
         content["upload"] = ConfigRecord({**dict(content["upload"]), **values})
@@ -144,36 +148,44 @@ def put(key: str, value: Any) -> Callable[[RecordDict], None]:
 FLOATS = (6, 3, 5, 5)  # of conv1.weight
 GOOD = wire.pack({"w": WEIGHTS["conv1.weight"]})["w"].data
 BAD_UPLOADS = {
-    "another shape": (weights_with(**{"conv1.weight": Array("float32", (6, 75), wire.RAW, GOOD)}), "another form"),
-    "another type": (weights_with(**{"conv1.weight": Array("int32", FLOATS, wire.RAW, GOOD)}), "another form"),
-    "a type of objects": (weights_with(**{"conv1.weight": Array("object", FLOATS, wire.RAW, GOOD)}), "unknown here"),
-    "numpy's own bytes": (weights_with(**{"conv1.weight": Array(np.zeros(FLOATS, np.float32))}), "unknown here"),
-    "too few bytes": (weights_with(**{"conv1.weight": Array("float32", FLOATS, wire.RAW, GOOD[:-4])}), "has 1796 bytes"),
-    "a huge shape": (
-        weights_with(**{"conv1.weight": Array("float32", (2**39, 2**39), wire.RAW, b"")}), "has 0 bytes where"
+    "another shape": (conv1(Array("float32", (6, 75), wire.RAW, GOOD)), "another form"),
+    "another type": (conv1(Array("int32", FLOATS, wire.RAW, GOOD)), "another form"),
+    "a type of objects": (conv1(Array("object", FLOATS, wire.RAW, GOOD)), "unknown here"),
+    "numpy's own bytes": (conv1(Array(np.zeros(FLOATS, np.float32))), "unknown here"),
+    "too few bytes": (conv1(Array("float32", FLOATS, wire.RAW, GOOD[:-4])), "has 1796 bytes"),
+    "a huge shape": (conv1(Array("float32", (2**39, 2**39), wire.RAW, b"")), "has 0 bytes where"),
+    "a negative shape": (conv1(Array("float32", (-1, -1800), wire.RAW, GOOD)), "the shape"),
+    "a tensor more": (
+        weights_with(more=Array("float32", (0,), wire.RAW, b"")),
+        "'more' and 0 other names differ",
     ),
-    "a negative shape": (weights_with(**{"conv1.weight": Array("float32", (-1, -1800), wire.RAW, GOOD)}), "the shape"),
-    "a tensor more": (weights_with(more=Array("float32", (0,), wire.RAW, b"")), "'more' and 0 other names differ"),
     "no weights": (without("weights"), "no arrays 'weights'"),
     "numbers for weights": (put("weights", ConfigRecord({"a": 1})), "no arrays 'weights'"),
     "no numbers": (without("upload"), "no record 'upload'"),
     "another device": (numbers_with(device=6), "it is of device 6"),
     "a stale round": (numbers_with(round=2), "it is of round 2, not of round 3"),
     "no samples": (numbers_with(samples=0), "its samples is '0'"),
-    "too many samples": (numbers_with(samples=101), "its samples is '101', expected a whole number from 1 to 100"),
+    "too many samples": (
+        numbers_with(samples=101),
+        "its samples is '101', expected a whole number from 1 to 100",
+    ),
     "samples as a truth": (numbers_with(samples=True), "its samples is 'True'"),
     "samples as text": (numbers_with(samples="40"), "its samples is '40'"),
     "steps before the first": (numbers_with(steps=-1), "its steps is '-1'"),
     "metrics of texts": (numbers_with(metrics='{"a": "b"}'), "metrics are not numbers"),
     "infinite metrics": (numbers_with(metrics='{"a": Infinity}'), "no JSON number"),
     "endless metrics": (numbers_with(metrics="[" * 100_000), "not JSON"),
-    "an extra without weights": (put("extra", wire.pack({"c/other": torch.zeros(3)})), "'c/other' is not like"),
+    "an extra without weights": (
+        put("extra", wire.pack({"c/other": torch.zeros(3)})),
+        "'c/other' is not like",
+    ),
     "an extra of another shape": (put("extra", wire.pack({"c/fc3.bias": torch.zeros(3)})), "is not like"),
     "too many extras": (
-        put("extra", wire.pack({f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})), "more than 64 models"
+        put("extra", wire.pack({f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})),
+        "more than 64 models",
     ),
     "a refusal": (put("refusal", ConfigRecord({"reason": "no\nspace"})), "it refused: no space"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_UPLOADS)
@@ -316,9 +328,12 @@ def test_no_garbage_raises(data: st.DataObject) -> None:
         scalars,
     ).map(ConfigRecord)
     arrays = st.builds(
-        Array, st.sampled_from(["float32", "bool", "x"]), st.lists(st.integers(-3, 2**63), max_size=10).map(tuple),
-        st.sampled_from([wire.RAW, wire.BITS, "numpy.ndarray"]), st.binary(max_size=16),
-    )  # fmt: skip
+        Array,
+        st.sampled_from(["float32", "bool", "x"]),
+        st.lists(st.integers(-3, 2**63), max_size=10).map(tuple),
+        st.sampled_from([wire.RAW, wire.BITS, "numpy.ndarray"]),
+        st.binary(max_size=16),
+    )
     records = st.dictionaries(st.text(max_size=4), arrays, max_size=3).map(ArrayRecord)
     keys = st.sampled_from(
         ["upload", "answer", "weights", "extra", "tensors", "order", "hello", "refusal", "who"]

@@ -338,8 +338,8 @@ def complete(config: Config, dataset: Dataset) -> Config:
     train, engine = config.train, config.run.engine
     if engine != "local" and train.stack > 1:
         raise FeddumapError(
-            f"train.stack = {train.stack}: expected 1 with run.engine = {engine!r}, whose devices train one by "
-            "one; leave it out"
+            f"train.stack = {train.stack}: expected 1 with run.engine = {engine!r}, whose devices train one "
+            "by one; leave it out"
         )
     if not train.stack:
         size = stack_size(shape, train.cohort) if engine == "local" else 1

@@ -109,7 +109,7 @@ class ClockConfig(Section):
 
 
 class RunConfig(Section):
-    """How the run is carried out; nothing here but the seed changes a result, as long as no message is lost."""
+    """How the run is carried out; nothing here but the seed changes a result, if no message is lost."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(777, description="names every random stream")
     workers: Annotated[int, Field(ge=0)] = Field(

@@ -104,7 +104,8 @@ class Loss:
 class Question:
     """What the server asks devices without training; `settings` must be JSON.
 
-    A `light` question is answered at once, so that many devices may share a message.
+    A `light` question is answered at once and without the weights, so that many devices may share a message
+    and none of them need be sent.
     """
 
     name: str

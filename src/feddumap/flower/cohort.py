@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from flwr.app import RecordDict
@@ -91,7 +92,10 @@ class FlowerCohort:
     ) -> tuple[dict[int, T], dict[int, str]]:
         """What the devices replied, and why the others are missing. With fewer than `need` the missing are
         asked again, after waiting for their nodes."""
-        tensors = messages.pack_broadcast(broadcast)
+        light = question is not None and question.light
+        tensors = messages.pack_broadcast(
+            replace(broadcast, weights={}, extra={}, mask={}) if light else broadcast
+        )
         good: dict[int, T] = {}
         bad: dict[int, str] = {}
         for attempt in range(TRIES):
@@ -157,6 +161,6 @@ class FlowerCohort:
         reasons = "; ".join(f"device {device}: {reason}" for device, reason in list(bad.items())[:SHOWN])
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         return (
-            f"round {number}: {good} of {asked} devices answered well when {asking}, {need} were needed{share}, "
-            f"in {TRIES} tries ({reasons}{more}): mend the nodes and resume"
+            f"round {number}: {good} of {asked} devices answered well when {asking}, {need} were "
+            f"needed{share}, in {TRIES} tries ({reasons}{more}): mend the nodes and resume"
         )

@@ -89,7 +89,9 @@ def pack_order(order: Order, tensors: Packed, gift: Samples | None = None) -> Re
     content = RecordDict({"order": header, **tensors})
     if order.question is not None:
         settings = json.dumps(dict(order.question.settings), allow_nan=False)
-        content["question"] = ConfigRecord({"name": order.question.name, "settings": settings})
+        content["question"] = ConfigRecord(
+            {"name": order.question.name, "settings": settings, "light": order.question.light}
+        )
     if gift is not None:
         content["gift"] = wire.pack({"images": gift.images, "labels": gift.labels})
     return content
@@ -105,7 +107,9 @@ def read_order(content: RecordDict) -> Order:
     question = None
     if "question" in content:
         asked = wire.numbers_of(content, "question")
-        question = Question(wire.text(asked, "name"), wire.mapping(asked, "settings"))
+        question = Question(
+            wire.text(asked, "name"), wire.mapping(asked, "settings"), wire.flag(asked, "light")
+        )
     return Order(
         token=_token(header),
         device=wire.integer(header, "device", DEVICES),
@@ -138,9 +142,11 @@ def _architecture(header: ConfigRecord, classes: int) -> Architecture:
 
 @_reader
 def read_broadcast(content: RecordDict, order: Order) -> Broadcast:
-    """The broadcast of a message, with weights of the architecture's form. This makes the network of its
-    architecture, so whoever calls it has seen that the family may be used here."""
-    weights_form = weights_forms(order.architecture)
+    """The broadcast of a message, with weights of the architecture's form or, for a light question, none.
+    This makes the network of its architecture, so whoever calls it has seen that the family may be used
+    here."""
+    light = order.question is not None and order.question.light
+    weights_form = {} if light else weights_forms(order.architecture)
     weights = wire.unpack(content, "weights", wire.exactly(weights_form))
     extra = wire.unpack(content, "extra", wire.named_alike(weights_form))
     mask = wire.unpack(content, "mask", _masks(weights_form))

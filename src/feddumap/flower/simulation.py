@@ -66,8 +66,8 @@ class Simulation:
             except queue.Empty:
                 if not self._thread.is_alive():
                     raise FeddumapError(
-                        f"Flower's simulation did not start ({self._failure}): see above, or use run.engine = "
-                        "'local'"
+                        f"Flower's simulation did not start ({self._failure}): see above, or use "
+                        "run.engine = 'local'"
                     ) from self._failure
 
     def close(self) -> None:

@@ -145,7 +145,7 @@ def exactly(expected: Forms) -> Callable[[Forms], str | None]:
 
 
 def named_alike(weights: Forms) -> Callable[[Forms], str | None]:
-    """A check for what comes along with weights: shaped like the weights it is named after, behind a slash."""
+    """A check for what comes along with weights: shaped like those it is named after, behind a slash."""
 
     def check(found: Forms) -> str | None:
         for name, form in found.items():
