@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -21,6 +22,7 @@ import tomli_w
 from feddumap.errors import FeddumapError
 from feddumap.files import write_text
 from feddumap.flower import project as projects
+from feddumap.flower.keys import private
 from feddumap.flower.processes import Processes
 from feddumap.flower.programs import HOST, environment, free_ports, program
 from feddumap.flower.project import CONNECTION, Project
@@ -84,13 +86,21 @@ class Federation:
         if self.home.exists():
             shutil.rmtree(self.home)
         self.home.mkdir(parents=True)
+        private(self.home / "node.secret", secrets.token_bytes(32))
 
     def start_server(self) -> None:
         """Start the SuperLink and, when it listens, the process that runs the server's app."""
         keys = self.project.keys
         projects.connect(self.home / "flwr", self.address, keys / "ca.crt")
         secret = ("--superexec-auth-secret-file", keys / "superexec.secret")
-        command: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port, "--enable-supernode-auth"]
+        command: list[object] = [
+            "flower-superlink",
+            "--host",
+            HOST,
+            "--port",
+            self.port,
+            "--enable-supernode-auth",
+        ]
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt"]
         command += ["--ssl-keyfile", keys / "server.key", "--isolation", "process", *secret]
         self.start("superlink", command)
@@ -108,15 +118,19 @@ class Federation:
                 raise self.died(f"register-{node}")
 
     def start_node(self, node: int) -> None:
-        """Start a device's SuperNode."""
-        keys = self.project.keys
+        """Start a device's SuperNode, and the process that has its app run, which ends when that does."""
+        keys, port = self.project.keys, free_ports(1)[0]
+        secret = ("--superexec-auth-secret-file", self.home / "node.secret")
         command: list[object] = ["flower-supernode", "--superlink", self.address, "--host", HOST]
-        command += ["--port", free_ports(1)[0], "--root-certificates", keys / "ca.crt"]
+        command += ["--port", port, "--root-certificates", keys / "ca.crt", "--isolation", "process", *secret]
         command += ["--auth-supernode-private-key", keys / f"node-{node}"]
         chosen = self.home / f"node-{node}.toml"
         state = str(self.project.home / "state")  # a run that goes on needs what its devices kept
         write_text(chosen, tomli_w.dumps({"partition-id": node, "state": state}))
         self.start(f"node-{node}", [*command, "--node-config", chosen])
+        command = ["python", "-m", "feddumap.flower.warm", "--runtime-api-address", f"{HOST}:{port}"]
+        command += ["--insecure", *secret, "--parent-pid", self.processes.pids[f"node-{node}"]]
+        self.start(f"device-{node}", command)
 
     def start_run(self) -> None:
         """Start the run; the process of that name ends when it does, and its log is the server app's."""

@@ -23,8 +23,10 @@ def require_flower() -> None:
 
 
 def program(command: Sequence[object]) -> list[str]:
-    """A command line whose program is the one installed beside this Python."""
+    """A command line whose program is the one installed beside this Python, or this Python itself."""
     name, *arguments = (str(part) for part in command)
+    if name == "python":
+        return [sys.executable, *arguments]
     found = shutil.which(name, path=_search_path())
     if found is None:
         raise FeddumapError(f"cannot find the program {name}: {INSTALL}")

@@ -1,0 +1,114 @@
+"""`python -m feddumap.flower.warm`: a flower-superexec whose device apps start at once.
+
+Flower starts a process for every message to a device, and importing torch in it takes longer than most rounds
+need. Here they are forks of one that has imported everything, never computes and has one thread, so that
+each is a clean start. The arguments are those of `flower-superexec`, and whatever is no device's app is
+started as that does it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy is imported: a fork would be without its threads
+
+from flwr.supercore.constant import (  # noqa: E402
+    TASK_TYPE_TO_APPIO_API_ADDRESS_ARG,
+    TASK_TYPE_TO_COMMAND,
+    TaskType,
+)
+from flwr.supercore.superexec import run_superexec  # noqa: E402
+from flwr.supercore.superexec.executor import LaunchResult  # noqa: E402
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor  # noqa: E402
+
+if TYPE_CHECKING:
+    from flwr.supercore.superexec.executor import ExecutionSpec
+
+PROGRAM = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP]
+
+
+def main() -> None:
+    executor = ForkExecutor(start_nursery())
+    run_superexec.get_executor = lambda *_, **__: executor
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+
+    flower_superexec()
+
+
+class ForkExecutor(SubprocessExecutor):  # type: ignore[misc] (flwr has no types to see here)
+    """Hands the command lines of device apps to the nursery."""
+
+    def __init__(self, nursery: int) -> None:
+        self._nursery = nursery
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        if spec.task_type != TaskType.CLIENT_APP or spec.runtime_dependency_install:
+            return super().launch(spec)
+        address = TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type]
+        arguments = [address, spec.runtime_api_address, "--token", spec.token]
+        if spec.insecure:
+            arguments += ["--insecure"]
+        elif spec.root_certificates_path is not None:
+            arguments += ["--root-certificates", spec.root_certificates_path]
+        if spec.parent_pid is not None:
+            arguments += ["--parent-pid", str(spec.parent_pid)]
+        os.write(
+            self._nursery, json.dumps(arguments).encode() + b"\n"
+        )  # without a nursery, the end of this too
+        return LaunchResult.accepted()
+
+
+def start_nursery() -> int:
+    """Fork the process that device apps come from; returns the end of a pipe that takes their arguments, a
+    JSON line each. It ends when that is closed."""
+    orders, end = os.pipe()
+    if not os.fork():
+        os.close(end)
+        _nurse(orders)
+    os.close(orders)
+    return end
+
+
+def _nurse(orders: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that it works for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children
+    from flwr.supernode.cli import flwr_clientapp
+
+    import feddumap.flower.client  # noqa: F401 (imported here, once, for all forks)
+
+    buffer = b""
+    while received := os.read(orders, 1 << 16):
+        *lines, buffer = (buffer + received).split(b"\n")
+        for line in lines:
+            if not os.fork():
+                os.close(orders)
+                _become(flwr_clientapp, json.loads(line))
+    os._exit(0)
+
+
+def _become(program: Callable[[], None], arguments: list[str]) -> NoReturn:
+    """Be the program, in this fork."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.argv = [PROGRAM, *arguments]
+    code: object = 0
+    try:
+        program()
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    main()
