@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from feddumap import api
+from feddumap import api, cli
 from feddumap.config import Config, MethodConfig
 from feddumap.data import own
 from feddumap.data.dataset import Dataset
@@ -27,6 +28,7 @@ from feddumap.flower import cohort as cohort_module
 from feddumap.flower import messages, server, wire
 from feddumap.flower.cohort import FlowerCohort
 from feddumap.flower.node import Node
+from feddumap.grid import cells
 from feddumap.rounds import broadcast_of, take_census
 from feddumap.tensors import digest
 from feddumap.types import Loss, Question, Upload
@@ -461,6 +463,29 @@ def test_engines_in_the_configuration(home: Path, tmp_path: Path) -> None:
         api.start(config_of("fedavg", train={"stack": 3}))
     with pytest.raises(FeddumapError, match=r"run.engine = 'flower' cannot be used here"):
         api.start(config_of("fedavg")).run()
+
+
+def test_the_engine_is_not_what_a_run_is(home: Path, tmp_path: Path) -> None:
+    """Like the number of workers: a run goes on with another, and a grid does not vary it."""
+    config = config_of("fedavg", "local")
+    api.train(config, tmp_path / "run").close()
+    with pytest.raises(FeddumapError, match="holds this run already"):
+        api.start(config.replace(run={"engine": "ray", "timeout": 1.0}), tmp_path / "run")
+    file = tmp_path / "grid.toml"
+    file.write_text('[grid]\n"run.engine" = ["local", "ray"]\n')
+    with pytest.raises(FeddumapError, match=r"grid key run\.engine changes no result"):
+        cells(file, tmp_path / "grid")
+
+
+def test_train_says_how_to_use_flower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["feddumap", "train", "--set", "run.engine=flower", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "use `feddumap flower up`, or `flwr run`" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_questions_tries_are_bounded(run: api.Run, tmp_path: Path) -> None:

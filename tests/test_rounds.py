@@ -24,7 +24,7 @@ from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.tensors import all_finite, digest, same_form, weighted_mean
-from feddumap.types import Question, Tensors, Upload
+from feddumap.types import Loss, Question, Tensors, Upload
 from tests.conftest import small
 
 
@@ -172,6 +172,18 @@ def test_a_model_with_nan_is_left_out_and_named(home: object) -> None:
         gate, uploads = gate_with(run, {}, {"fc1.bias": torch.full_like(bias, value)}, {})
         assert [upload.device for upload in gate.admit(uploads)] == [0, 2]
         assert gate.metrics() == {"rejected": [1]}
+
+
+def test_a_lost_upload_is_left_out_and_named(home: object) -> None:
+    run = api.start(small())
+    gate, (first, _, third) = gate_with(run, {}, {}, {})
+    passed = list(gate.admit([first, Loss(1, "it did not answer"), third]))
+    assert [upload.device for upload in passed] == [0, 2]
+    assert [receipt.device for receipt in gate.receipts] == [0, 2]
+    assert gate.metrics() == {"lost": {"1": "it did not answer"}}
+    gate, _ = gate_with(run, {}, {})
+    with pytest.raises(FeddumapError, match=r"none of 2 devices sent a model .*\(device 0: gone\)"):
+        list(gate.admit([Loss(0, "gone"), Loss(1, "late")]))
 
 
 def test_when_all_diverge_the_run_says_so(home: object) -> None:

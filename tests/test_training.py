@@ -119,3 +119,17 @@ def test_exact_math_restores_the_process() -> None:
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+def test_exact_math_within_itself() -> None:
+    """A device in the server's process leaves the server's settings as they were."""
+
+    def flushes() -> bool:
+        return not bool(torch.full((4,), 1e-40).mul(1.0).ne(0).any())
+
+    with exact_math():
+        with exact_math():
+            assert flushes()
+        assert flushes()
+        assert torch.get_num_threads() == 1
+    assert not flushes()

@@ -5,8 +5,13 @@ Whoever imports this package has Flower and Ray send nothing about their use to 
 
 import os
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Variables that keep Flower and Ray from calling home."""
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of a change to come
+}
+"""Variables that keep Flower and Ray from calling home, and from warning of what does not matter here."""
 
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)  # before flwr is imported

@@ -79,7 +79,12 @@ class Simulation:
         app = ServerApp()
         app.main()(self._lend)
         backend: dict[str, dict[str, ConfigRecordValues]] = {
-            "init_args": {"num_cpus": workers, "include_dashboard": False, "logging_level": "error"},
+            "init_args": {
+                "num_cpus": workers,
+                "include_dashboard": False,
+                "logging_level": "error",
+                "log_to_driver": False,
+            },
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         }
         try:
