@@ -56,9 +56,11 @@ def up(
 ) -> None:
     """Start a server and devices on this machine, train, and end them all; started again, go on."""
     from feddumap import terminal
-    from feddumap.flower import federation, programs, project
+    from feddumap.flower import programs, project
 
     programs.require_flower()
+    from feddumap.flower import federation
+
     found = project.opened(directory)
     count = found.nodes if nodes is None else nodes
     if count > found.nodes or not count:

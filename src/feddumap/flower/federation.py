@@ -14,17 +14,19 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tomli_w
+from flwr.supercore.control import ControlHttpClient
 
 from feddumap.errors import FeddumapError
 from feddumap.files import write_text
+from feddumap.flower import control
 from feddumap.flower import project as projects
 from feddumap.flower.keys import private
 from feddumap.flower.processes import Processes
-from feddumap.flower.programs import HOST, environment, free_ports, program
+from feddumap.flower.programs import DIRECT, HOST, environment, free_ports, program
 from feddumap.flower.project import CONNECTION, Project
 from feddumap.runs import read_records
 
@@ -67,11 +69,11 @@ def up(
 def _look(federation: Federation, ended: Mapping[str, int], lost: set[str], begun: bool, say: Say) -> None:
     """See to processes that ended during the run: without the server, or before the first round, that is the
     end of it; without a device it goes on."""
-    for name in [name for name in ended if name not in lost and not name.startswith("register")]:
+    for name in [name for name in ended if name not in lost]:
         if name in SERVER or not begun:
             raise federation.died(name)
-        lost.add(name)
-        say(f"{name} ended ({federation.processes.last_line(name)}); the run goes on without it")
+        lost |= {name, name.replace("node-", "device-")}
+        say(f"{name} ended ({federation.processes.last_words(name)}); the run goes on without it")
 
 
 class Federation:
@@ -110,12 +112,9 @@ class Federation:
 
     def register(self, nodes: Sequence[int]) -> None:
         """Tell the SuperLink the public keys of nodes."""
-        for node in nodes:
-            key = self.project.keys / f"node-{node}.pub"
-            self.start(f"register-{node}", ["flwr", "supernode", "register", key, CONNECTION], home="flwr")
-        for node in nodes:
-            if self.processes.wait(f"register-{node}"):
-                raise self.died(f"register-{node}")
+        with self._control() as client:
+            for node in nodes:
+                control.register(client, self.project.keys / f"node-{node}.pub")
 
     def start_node(self, node: int) -> None:
         """Start a device's SuperNode, and the process that has its app run, which ends when that does."""
@@ -141,30 +140,25 @@ class Federation:
 
     def result(self) -> dict[str, Any]:
         """The summary of the run that has ended; if it failed, the reason is the error."""
-        status, reason = self._status()
-        if status != "finished:completed":
+        with self._control() as client:
+            found = control.outcome(client)
+        if not found.completed:
             raise FeddumapError(
-                f"the run in {self.project.run} {status.removeprefix('finished:')}: {reason} (more in "
-                f"{self.processes.log('run')})"
+                f"the run in {self.project.run} failed: {found.reason} (more in {self.processes.log('run')})"
             )
         return dict(json.loads((self.project.run / "summary.json").read_text(encoding="utf-8")))
 
     def died(self, name: str) -> FeddumapError:
         """The error about a process that should not have ended."""
-        said, log = self.processes.last_line(name), self.processes.log(name)
+        said, log = self.processes.last_words(name), self.processes.log(name)
         return FeddumapError(f"{name} ended before its time: {said} (more in {log})")
 
     def start(self, name: str, command: Sequence[object], home: str = "") -> None:
         """Start one of Flower's programs, with a home of its own or that of another."""
         self.processes.start(name, program(command), environment(self.home / (home or name)))
 
-    def _status(self) -> tuple[str, str]:
-        self.start("status", ["flwr", "ls", CONNECTION, "--format", "json"], home="flwr")
-        if self.processes.wait("status"):
-            return "failed", self.processes.last_line("run")
-        text = self.processes.log("status").read_text(encoding="utf-8")
-        run = json.loads(text[text.index("{") :])["runs"][0]
-        return run["status"], " ".join(run["status-details"].split())
+    def _control(self) -> AbstractContextManager[ControlHttpClient]:
+        return control.control(self.address, self.project.keys / "ca.crt", DIRECT)
 
     def _wait_for_superlink(self) -> None:
         until = time.monotonic() + START

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from typing import Any
 
 from feddumap.errors import FeddumapError
 from feddumap.flower import keeper
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+GIVEN_UP = re.compile(r"Exit Code: \d+\n(.+?)\n\s*For more information", re.DOTALL)
 
 
 class Processes:
@@ -67,11 +71,12 @@ class Processes:
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
-    def last_line(self, name: str) -> str:
-        """The last thing that a process said, for a sentence about it."""
-        text = self.log(name).read_text(encoding="utf-8", errors="replace")
+    def last_words(self, name: str) -> str:
+        """What a process said at its end, for a sentence: why Flower gave up, or else its last line."""
+        text = COLOUR.sub("", self.log(name).read_text(encoding="utf-8", errors="replace"))
+        given_up = GIVEN_UP.findall(text)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return " ".join(given_up[-1].split()) if given_up else lines[-1] if lines else "it said nothing"
 
     def close(self) -> None:
         """End them all, and wait until they have."""

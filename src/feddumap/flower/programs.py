@@ -13,6 +13,7 @@ from pathlib import Path
 from feddumap.errors import FeddumapError
 
 HOST = "127.0.0.1"
+DIRECT = {"NO_PROXY": f"{HOST},localhost", "no_proxy": f"{HOST},localhost"}
 INSTALL = "pip install 'feddumap[flower]'"
 
 
@@ -43,8 +44,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        "NO_PROXY": f"{HOST},localhost",
-        "no_proxy": f"{HOST},localhost",
+        **DIRECT,
         "OMP_NUM_THREADS": "1",
         "PATH": _search_path(),
         "PYTHONUNBUFFERED": "1",

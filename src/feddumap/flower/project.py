@@ -11,10 +11,12 @@ from typing import Any
 
 import tomli_w
 
+from feddumap import recipes  # noqa: F401 (fills the menu)
 from feddumap.config import Config, load
 from feddumap.errors import FeddumapError
 from feddumap.files import write_text
 from feddumap.flower.readme import README
+from feddumap.menu import resolve
 
 PORT = 9443
 CONNECTION = "federation"  # what the SuperLink is called in Flower's configuration
@@ -60,31 +62,37 @@ class Project:
         return load(self.path / "config.toml")
 
 
-def defaults(nodes: int) -> list[str]:
-    """The configuration of a first try, as settings: a few minutes, with a pruning early on."""
-    return [
+def first_try(nodes: int, sets: Sequence[str]) -> Config:
+    """The configuration of a first try, with some keys set: small, with a pruning early on."""
+    given = [
         f"data.devices={nodes}",
         "data.server_fraction=0.15",
         "data.server_classes=8",
         "data.augment=false",
         "model.name=lenet",
         "method.name=feddumap",
-        "method.prune_round=2",
         "train.rounds=8",
         f"train.cohort={nodes}",
         "train.lr=0.05",
         "train.stack=1",
         "run.engine=flower",
     ]
+    config = load(None, [*given, *sets])
+    if config.method.name == "feddumap":
+        config = load(None, [*given, "method.prune_round=2", *sets])
+    if config.data.devices != nodes:
+        raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
+    resolve(config.method)  # a key that it does not have is an error now
+    return config
 
 
 def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str] = ()) -> Project:
     """A new folder with everything in it, or none: one that exists is refused."""
-    from feddumap.flower import keys
+    from feddumap.flower import keys  # needs a package that comes with Flower
 
     if path.exists() or path.is_symlink():
         raise FeddumapError(f"{path} exists already: give the name of a folder that does not exist yet")
-    config = load(None, [*defaults(nodes), *sets])
+    config = first_try(nodes, sets)
     path.parent.mkdir(parents=True, exist_ok=True)
     final = path.parent.resolve() / path.name
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=final.parent))

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy is imported: a fork would be without its threads
 
-from flwr.supercore.constant import (  # noqa: E402
+from flwr.supercore.constant import (
     TASK_TYPE_TO_APPIO_API_ADDRESS_ARG,
     TASK_TYPE_TO_COMMAND,
     TaskType,
 )
-from flwr.supercore.superexec import run_superexec  # noqa: E402
-from flwr.supercore.superexec.executor import LaunchResult  # noqa: E402
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor  # noqa: E402
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import LaunchResult
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec
@@ -35,13 +35,13 @@ PROGRAM = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP]
 
 def main() -> None:
     executor = ForkExecutor(start_nursery())
-    run_superexec.get_executor = lambda *_, **__: executor
+    setattr(run_superexec, "get_executor", lambda *_, **__: executor)  # noqa: B010 (it is not exported)
     from flwr.supercore.cli.flower_superexec import flower_superexec
 
     flower_superexec()
 
 
-class ForkExecutor(SubprocessExecutor):  # type: ignore[misc] (flwr has no types to see here)
+class ForkExecutor(SubprocessExecutor):
     """Hands the command lines of device apps to the nursery."""
 
     def __init__(self, nursery: int) -> None:
