@@ -9,6 +9,7 @@ import pytest
 
 from feddumap.bench.commands import app as bench_app
 from feddumap.cli import app, data_app, inspect_app
+from feddumap.flower.commands import app as flower_app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -31,7 +32,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_exist(path: Path) -> None:
-    groups = {"bench": bench_app, "data": data_app, "inspect": inspect_app}
+    groups = {"bench": bench_app, "data": data_app, "flower": flower_app, "inspect": inspect_app}
     for words in re.findall(
         r"feddumap ((?:[a-z]+ ?)+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", path.read_text(), re.DOTALL))
     ):

@@ -69,10 +69,13 @@ def up(
 def _look(federation: Federation, ended: Mapping[str, int], lost: set[str], begun: bool, say: Say) -> None:
     """See to processes that ended during the run: without the server, or before the first round, that is the
     end of it; without a device it goes on."""
-    for name in [name for name in ended if name not in lost]:
+    for name in ended:
+        if name in lost:
+            continue
         if name in SERVER or not begun:
             raise federation.died(name)
-        lost |= {name, name.replace("node-", "device-")}
+        number = name.rpartition("-")[2]
+        lost |= {f"node-{number}", f"device-{number}"}  # neither is of use without the other
         say(f"{name} ended ({federation.processes.last_words(name)}); the run goes on without it")
 
 
