@@ -1,11 +1,11 @@
-"""What a FedDU round consists of: the devices' training, the server's own, and the evaluation.
+"""What a round of FedDU-S consists of: the devices' training, the server's own, and the evaluation.
 
     python benchmarks/round_parts.py [--model cnn] [--rounds 3] [--epochs 5]
 
 Trains the paper's setting (10 of 100 devices, images on the server too) on random images with 10,000 test
 images, and prints the median seconds of each part, a step's milliseconds on a device and on the server, and
 the evaluation's share. A device's step is the time a worker process spends on it; the server's includes what
-else FedDU computes on the server, such as its accuracy there.
+else the method computes on the server, such as its accuracy there.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
             {
                 "data": {"name": "digits", "partition": "iid"},
                 "model": {"name": options.model},
-                "method": {"name": "feddu"},
+                "method": {"name": "feddu-s"},  # whose server trains whatever its accuracy
                 "train": {"rounds": options.rounds + 1, "epochs": options.epochs},
             }
         )
