@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.dev
 
 .PHONY: demo test lint types tests test-browser format setup clean
 
@@ -11,14 +12,14 @@ demo: $(STAMP)
 
 test: lint types tests
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
-tests: $(STAMP)
+tests: $(DEV)
 	$(BIN)/pytest -n auto --dist loadfile
 
 # The report's page in a real browser. `make test` leaves tests/browser out (norecursedirs in pyproject.toml),
@@ -26,22 +27,27 @@ tests: $(STAMP)
 test-browser: $(VENV)/.browser
 	$(BIN)/pytest tests/browser
 
-$(VENV)/.browser: $(STAMP)
+$(VENV)/.browser: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	touch $(VENV)/.browser
 
-format: $(STAMP)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-setup: $(STAMP)
+setup: $(DEV)
 
 # torch comes first and pinned, so that no other package can draw in another build of it
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . plotly
 	touch $(STAMP)
+
+# what the tests need besides
+$(DEV): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(DEV)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

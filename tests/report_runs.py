@@ -33,5 +33,8 @@ def again(run: Path, copy: Path, seed: int, add: float = 0.0) -> None:
 
 
 def write_records(run: Path, records: list[dict[str, Any]], half: str = "") -> None:
-    """Replace a run's records; `half` is a line that was not finished."""
+    """Replace a run's records, and its summary if it is finished; `half` is a line that was not."""
     (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + half)
+    summary = run / "summary.json"
+    if summary.exists():
+        summary.write_text(json.dumps({**json.loads(summary.read_text()), "rounds": len(records)}))

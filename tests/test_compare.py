@@ -58,7 +58,7 @@ def write_run(
     ]
     (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if configured["rounds"] == len(accuracies):
-        (path / "summary.json").write_text("{}")
+        (path / "summary.json").write_text(json.dumps({"rounds": len(records)}))
 
 
 def compared(path: Path, **options: Any) -> tuple[Comparison, dict[str, Row]]:
@@ -282,6 +282,14 @@ def test_unequal_and_unfinished_runs_are_named_and_counted_as_they_are(tmp_path:
     row = compared(tmp_path)[1]["feddu"]
     assert [run.rounds for run in row.runs] == [12, 11]
     assert row.cost["bytes_down"].mean == 11_500
+
+
+def test_a_run_that_was_given_more_to_do_is_not_finished(tmp_path: Path) -> None:
+    """Its summary is of the rounds it had before."""
+    write_run(tmp_path / "run", [0.1] * 12, rounds=20)
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"rounds": 10}))
+    (run,) = find([tmp_path])
+    assert not run.finished
 
 
 def test_a_run_without_an_evaluation_is_left_out_of_the_accuracy(tmp_path: Path) -> None:

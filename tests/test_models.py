@@ -14,6 +14,7 @@ from torch import nn
 
 from feddumap import models
 from feddumap.errors import FeddumapError
+from feddumap.models import cost
 from feddumap.types import Architecture
 
 FAMILIES = ("cnn", "lenet", "vgg11", "resnet18")
@@ -385,3 +386,13 @@ for _ in range(100):
     torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", models.families()[:4])
+def test_multiply_adds_are_those_that_torch_counts(name: str) -> None:
+    full = models.architecture(name, 10)
+    narrow = replace(full, channels=tuple((layer, width - width // 3) for layer, width in full.channels))
+    for shape in (full, narrow):
+        total, layers = cost._operations(models.build(shape))
+        assert models.macs(shape) == total
+        assert list(models.layer_macs(shape).items()) == list(layers.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,29 @@ def nursery() -> Iterator[Nursery]:
     made = Nursery()
     yield made
     made.close()
+
+
+def test_a_command_forks_its_nursery_while_it_is_clean() -> None:
+    """It serves like any other, and keeps nothing of its parent: neither its input nor its output."""
+    script = (
+        "import os, time\nfrom feddumap.cohort import nursery\nnursery.prepare(2)\n"
+        "made = nursery.shared()\nassert made is nursery._shared and made.alive\n"
+        "while os.readlink(f'/proc/{made.pid}/fd/1') != os.readlink('/proc/self/fd/2'): time.sleep(0.01)\n"
+        "print(os.readlink(f'/proc/{made.pid}/fd/0'))\n"
+        "print(len(os.listdir(f'/proc/{made.pid}/task')))\n"
+        "made.close()\nprint(made.alive)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["/dev/null", "1", "False"]
+    assert done.stderr == ""
+
+
+def test_one_worker_needs_no_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery_module, "_shared", None)
+    nursery_module.prepare(1)
+    assert nursery_module._shared is None
 
 
 def hired(nursery: Nursery) -> tuple[int, int, int]:
@@ -61,7 +86,10 @@ def test_a_nursery_ends_with_its_other_end() -> None:
     one = Nursery()
     assert one.alive
     one._socket.close()
-    assert one._process.wait(timeout=30) == 0
+    until = time.monotonic() + 30
+    while one.alive and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not one.alive
 
 
 def test_a_dead_nursery_is_noticed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,19 @@ def test_every_figure_that_the_page_names_exists(made: Path, text: str) -> None:
     assert named == {path.name for path in (made / "figures").iterdir()}
 
 
+def test_the_page_alone(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without figures for a paper there are none to point to, and nothing is needed to draw them."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "feddumap.report.static", raising=False)
+    result = CliRunner().invoke(app, ["report", str(runs), "--out", str(tmp_path / "page"), "--no-figures"])
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert '<body class="plain">' in text
+    assert ".plain .files { display: none; }" in text
+    assert 'href="figures/"' not in text
+
+
 def test_what_was_pruned(text: str, runs: Path) -> None:
     (pruned,) = [record for record in read_records(runs / "feddumap") if "pruning" in record]
     layers = pruned["pruning"]["layers"]
@@ -291,7 +304,7 @@ def test_the_page_is_opened_when_asked(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)))
-    monkeypatch.setattr(page, "write", lambda folder, *_: folder / "index.html")
+    monkeypatch.setattr(page, "write", lambda folder, *_, **__: folder / "index.html")
     result = CliRunner().invoke(app, ["report", str(runs / "fedavg-1"), "--out", str(tmp_path), "--open"])
     assert opened == [(tmp_path / "index.html").as_uri()]
     assert "no browser was found" in result.output

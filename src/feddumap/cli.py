@@ -351,7 +351,7 @@ def demo(
     terminal.side_by_side(summaries)
     terminal.out.print(f"More about it: feddumap inspect run {folder / 'feddumap'}", markup=False)
     try:
-        report([folder / "fedavg", folder / "feddumap"], folder / "report")
+        report([folder / "fedavg", folder / "feddumap"], folder / "report", figures=False)
     except FeddumapError as error:
         terminal.say(f"no page was made: {error}")
 

@@ -1,8 +1,9 @@
-"""Where worker processes come from: a process that imports what they need, once, and forks them.
+"""Where worker processes come from: a process that has imported what they need, once, and forks them.
 
-Importing torch takes seconds. The nursery does it while this process still imports what it needs itself, and
-a worker is there at once. It has one thread and never computes, so that its forks are clean: a fork of this
-process would not be, which may have threads, and autograd refuses to work in a fork of one that has used it.
+Importing torch takes seconds; a fork of the nursery is there at once. The nursery has one thread and never
+computes, so that its forks are clean. This process's would not be: it may have threads, and autograd refuses
+to work in a fork of a process that has used it. But a command can make the nursery a fork of itself while it
+has done nothing yet (`prepare`); otherwise it is a process of its own, started from scratch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 REQUEST, REPLY = struct.Struct("!cq"), struct.Struct("!q")
 FORK, WAIT = b"f", b"w"
@@ -29,26 +31,18 @@ class NurseryDiedError(Exception):
 class Nursery:
     """The process, seen from the one that started it. It ends when that one does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forked: bool = False) -> None:
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
+        self._ended = False
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 (our own module)
-                [sys.executable, "-m", "feddumap.cohort.nursery", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr if _is_file(sys.stderr) else None,  # standard output is for results
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for this process, which ends its workers itself
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), "OMP_NUM_THREADS": "1"},
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+            self.pid = _fork(self._socket, theirs) if forked else _start(theirs)
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        if not self._ended:
+            self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return not self._ended
 
     def fork(self, fds: Sequence[int]) -> int:
         """A new worker that inherits these file descriptors; returns its process id."""
@@ -71,7 +65,34 @@ class Nursery:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait()
+        if not self._ended:
+            os.waitpid(self.pid, 0)
+            self._ended = True
+
+
+def _start(theirs: socket.socket) -> int:
+    """A nursery from scratch."""
+    process = subprocess.Popen(  # noqa: S603 (our own module)
+        [sys.executable, "-m", "feddumap.cohort.nursery", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,  # Ctrl-C is for this process, which ends its workers itself
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), "OMP_NUM_THREADS": "1"},
+    )
+    process.returncode = 0  # it is waited for by its id
+    return process.pid
+
+
+def _fork(ours: socket.socket, theirs: socket.socket) -> int:
+    """A nursery that is a copy of this process."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()  # or it would never see that the other end is closed
+            os.setsid()
+            _serve_workers(theirs)
+        finally:
+            os._exit(1)  # nothing of what this process was about to do
+    return pid
 
 
 _shared: Nursery | None = None
@@ -86,22 +107,28 @@ def shared() -> Nursery:
 
 
 def prepare(workers: int | None) -> None:
-    """Start the nursery, if a run with so many workers will want it, before this process imports torch."""
-    if workers != 1 and (os.cpu_count() or 1) > 1:
-        shared()
+    """Make the nursery a fork of this process, if a run with so many workers will want one and this process
+    has but one thread. To be called before anything is computed."""
+    global _shared
+    if workers == 1 or (os.cpu_count() or 1) == 1 or _shared is not None:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads start when it is imported
+    from feddumap.cohort import worker  # noqa: F401 (what its forks need)
+
+    if threading.active_count() == 1 and _native_threads() == 1:
+        _shared = Nursery(forked=True)
+
+
+def _native_threads() -> int | None:
+    """The threads of this process, Python's or not; None where the system does not tell."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else None
 
 
 def search_path() -> list[str]:
     """Where this process finds modules, and at last the current folder: workers import the user's, too."""
     entries = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 (an empty entry is the folder)
     return list(dict.fromkeys([*entries, str(Path.cwd())]))
-
-
-def _is_file(stream: object) -> bool:
-    try:
-        return stream is not None and stream.fileno() >= 0  # type: ignore[attr-defined]
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def serve(connection: socket.socket, work: Callable[[Sequence[int]], None]) -> None:
@@ -125,12 +152,18 @@ def serve(connection: socket.socket, work: Callable[[Sequence[int]], None]) -> N
         connection.sendall(REPLY.pack(pid))
 
 
-def main() -> None:
+def _serve_workers(connection: socket.socket) -> NoReturn:
+    """The nursery's life."""
     from feddumap.cohort import worker
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(socket.socket(fileno=int(sys.argv[1])), worker.main)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with open(os.devnull, encoding="utf-8") as nothing:  # noqa: PTH123 (no path)
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # standard output is for results
+    serve(connection, worker.main)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    _serve_workers(socket.socket(fileno=int(sys.argv[1])))

@@ -42,11 +42,17 @@ _FAMILIES = {
     "vgg11": Family(chains.VGG11.full, chains.VGG11.resized),
     "resnet18": Family(resnet.full, resnet.resized),
 }
+_OWN = frozenset(_FAMILIES)
 
 
 def families() -> tuple[str, ...]:
     """The names that `architecture` knows."""
     return tuple(_FAMILIES)
+
+
+def is_own(name: str) -> bool:
+    """Whether it is one of the families that come with this package."""
+    return name in _OWN
 
 
 def register(name: str, factory: Callable[[int], nn.Module]) -> None:

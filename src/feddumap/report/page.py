@@ -26,9 +26,9 @@ POLICY = (
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
-def needed() -> None:
-    """Say so at once if what draws figures is not installed."""
-    for name in ("plotly", "matplotlib"):
+def needed(*, figures: bool = True) -> None:
+    """Say so at once if what draws the page, and the figures beside it, is not installed."""
+    for name in ("plotly", "matplotlib") if figures else ("plotly",):
         try:
             import_module(name)
         except ImportError:
@@ -37,26 +37,32 @@ def needed() -> None:
             ) from None
 
 
-def write(folder: Path, value: Content, progress: Progress) -> Path:
-    """The figures, then the page that refers to them; returns the page's path."""
-    from feddumap.report import static
-
+def write(folder: Path, value: Content, progress: Progress, *, figures: bool = True) -> Path:
+    """The figures, then the page that refers to them, or the page alone; returns the page's path."""
     if folder.exists() and not folder.is_dir():
         raise FeddumapError(f"--out {folder} is a file: give the name of a folder")
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if figures:
+        _draw(folder / "figures", value, progress)
+    write_text(folder / "index.html", html(value, figures=figures))
+    return folder / "index.html"
+
+
+def _draw(folder: Path, value: Content, progress: Progress) -> None:
+    from feddumap.report import static
+
+    folder.mkdir(exist_ok=True)
     shown = [mix for mix in value.mixes if isinstance(mix, Mix)]
     drawings = static.drawings(value.lines, value.charts, value.pruned, shown)
     for done, (name, drawing) in enumerate(drawings.items()):
         progress("figures", done, len(drawings))
         png, svg = static.files(drawing)
-        write_bytes(folder / "figures" / f"{name}.png", png)
-        write_bytes(folder / "figures" / f"{name}.svg", svg)
+        write_bytes(folder / f"{name}.png", png)
+        write_bytes(folder / f"{name}.svg", svg)
     progress("figures", len(drawings), len(drawings))
-    write_text(folder / "index.html", html(value))
-    return folder / "index.html"
 
 
-def html(value: Content) -> str:
+def html(value: Content, *, figures: bool = True) -> str:
     """The whole page."""
     from plotly.offline import get_plotlyjs
 
@@ -66,7 +72,9 @@ def html(value: Content) -> str:
     shown = sections(value)
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in shown)
     body = "".join(f'<section id="{key}"><h2>{title}</h2>{inner}</section>' for key, title, inner in shown)
-    alone = ' class="alone"' if len(value.lines) == 1 else ""
+    kinds = [*(["alone"] if len(value.lines) == 1 else []), *([] if figures else ["plain"])]
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
+    elsewhere = 'They are also in the folder <a href="figures/">figures</a>.' if figures else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -78,7 +86,7 @@ def html(value: Content) -> str:
 <link rel="icon" href="data:,">
 <style>{css}</style>
 </head>
-<body{alone}>
+<body{kind}>
 <a class="skip" href="#main">Skip to the figures</a>
 <header>
 <div class="bar"><p class="mark">feddumap report</p>
@@ -87,8 +95,7 @@ def html(value: Content) -> str:
 <p class="lead">{escape(lead(value))}</p>
 {going(value.series)}
 <nav aria-label="Sections">{links}</nav>
-<noscript><p class="missing">The interactive figures need JavaScript. The same figures are in the folder
-<a href="figures/">figures</a>, as PNG and SVG.</p></noscript>
+<noscript><p class="missing">The interactive figures need JavaScript. {elsewhere}</p></noscript>
 </header>
 <div class="layout">
 <aside aria-label="Series">{legend(value.lines)}</aside>
@@ -105,7 +112,6 @@ def html(value: Content) -> str:
 
 def _data(value: Content) -> dict[str, Any]:
     """What the page's script draws."""
-    from feddumap.report.static import file_name
 
     def axis(each: plots.Axis) -> dict[str, Any]:
         return {"key": each.key, "title": each.title, "percent": each.percent, "log": each.log}
@@ -121,7 +127,7 @@ def _data(value: Content) -> dict[str, Any]:
                 "table": chart.table,
                 "x": list(map(axis, chart.x)),
                 "y": list(map(axis, chart.y)),
-                "files": {f"{x.key} {y.key}": file_name(chart, x, y) for x in chart.x for y in chart.y},
+                "files": {f"{x.key} {y.key}": plots.file_name(chart, x, y) for x in chart.x for y in chart.y},
             }
             for chart in value.charts
         ],

@@ -239,3 +239,17 @@ def _metric(largest: float) -> tuple[float, str]:
 def _short(values: Sequence[float | None], scale: float = 1.0) -> Numbers:
     """Six digits are more than a screen shows, and keep the page small."""
     return [None if value is None else float(f"{value / scale:.6g}") for value in values]
+
+
+def file_name(chart: Chart, x: Axis, y: Axis) -> str:
+    """Such as accuracy-bytes-raw or cost-seconds: the axes that can be chosen."""
+    parts = [chart.name, *([x.key] if len(chart.x) > 1 else []), *([y.key] if y.key != "smooth" else [])]
+    return "-".join(parts).replace("_", "-")
+
+
+def numbered(name: str, number: int, count: int) -> str:
+    """
+    >>> numbered("labels", 0, 1), numbered("labels", 1, 2)
+    ('labels', 'labels-2')
+    """
+    return name if count == 1 else f"{name}-{number + 1}"

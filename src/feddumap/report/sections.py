@@ -14,7 +14,7 @@ from feddumap.report.compare_view import document
 from feddumap.report.gather import Recorded, Series, series
 from feddumap.report.lines import MOST, Line, lines
 from feddumap.report.mixes import Missing, Mix
-from feddumap.report.plots import Chart
+from feddumap.report.plots import Chart, file_name, numbered
 from feddumap.report.prunings import Pruned
 
 FAINT = 6  # series: with no more than these, a smoothed curve has the raw one behind it
@@ -88,8 +88,6 @@ def sections(value: Content) -> list[tuple[str, str, str]]:
 
 
 def _chart(chart: Chart, several: bool, value: Content) -> str:
-    from feddumap.report.static import file_name
-
     going = any(not run.finished for run in value.runs)
     alone = any(len(each.runs) == 1 for each in value.series)
     few = (
@@ -113,8 +111,6 @@ def _chart(chart: Chart, several: bool, value: Content) -> str:
 
 
 def _pruned(value: Content) -> str:
-    from feddumap.report.static import numbered
-
     shown = []
     for number, group in enumerate(value.pruned):
         name = numbered("pruning", number, len(value.pruned))
@@ -126,8 +122,6 @@ def _pruned(value: Content) -> str:
 
 
 def _mixes(value: Content) -> str:
-    from feddumap.report.static import numbered
-
     shown, number, total = [], 0, sum(isinstance(mix, Mix) for mix in value.mixes)
     for mix in value.mixes:
         heading = f"<h3>{escape(mix.title)}</h3>" if len(value.mixes) > 1 else ""

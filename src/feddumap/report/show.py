@@ -16,6 +16,7 @@ def report(
         "report"
     ),
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    figures: Annotated[bool, typer.Option(help="Also the figures as PNG and SVG, for a paper.")] = True,
 ) -> None:
     """Make one HTML page about some runs, finished or still going, and its figures as PNG and SVG."""
     import webbrowser
@@ -25,12 +26,12 @@ def report(
     from feddumap.report.gather import find
     from feddumap.report.sections import content
 
-    page.needed()
+    page.needed(figures=figures)
     names = [path.resolve().name or str(path) for path in directories]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     value = content(", ".join(names[:3]) + more, find(directories))
     with terminal.counting() as progress:
-        path = page.write(out, value, progress)
+        path = page.write(out, value, progress, figures=figures)
     terminal.out.print(f"report: {path}", markup=False)
     if open_it and not webbrowser.open(path.resolve().as_uri()):
         terminal.say(f"no browser was found: open {path} yourself")

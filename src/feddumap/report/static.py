@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from feddumap.report.lines import COLOURS, INK, Line, Numbers, spread
 from feddumap.report.mixes import Mix
-from feddumap.report.plots import Axis, Chart
+from feddumap.report.plots import Axis, Chart, file_name, numbered
 from feddumap.report.prunings import Pruned, layers
 
 WIDTH, HEIGHT = 3.35, 2.3  # inches: a column, and the axes without a legend
@@ -61,20 +61,6 @@ def drawings(
     for number, mix in enumerate(mixes):
         found[numbered("labels", number, len(mixes))] = _bind(_heat, mix)
     return found
-
-
-def file_name(chart: Chart, x: Axis, y: Axis) -> str:
-    """Such as accuracy-bytes-raw or cost-seconds: the axes that can be chosen."""
-    parts = [chart.name, *([x.key] if len(chart.x) > 1 else []), *([y.key] if y.key != "smooth" else [])]
-    return "-".join(parts).replace("_", "-")
-
-
-def numbered(name: str, number: int, count: int) -> str:
-    """
-    >>> numbered("labels", 0, 1), numbered("labels", 1, 2)
-    ('labels', 'labels-2')
-    """
-    return name if count == 1 else f"{name}-{number + 1}"
 
 
 def files(drawing: Drawing) -> tuple[bytes, bytes]:
