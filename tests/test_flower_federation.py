@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,25 +9,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from zipfile import ZipFile
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from feddumap import api
 from feddumap.cli import app
+from feddumap.config import load
 from feddumap.errors import FeddumapError
-from feddumap.runs import read_checkpoint, read_records
+from feddumap.runs import read_records
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
 
 from cryptography import x509
 from flwr.cli.build import build_fab_from_disk
 
-from feddumap.flower import keys, programs, project
+from feddumap.flower import keys, programs, project, up
+from feddumap.flower.federation import Federation
+from feddumap.flower.processes import Processes
+from tests.test_flower_cohort import alike
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
 
@@ -105,9 +110,6 @@ class Live:
     def records(self) -> int:
         return len(read_records(self.folder / "run"))
 
-    def newest(self) -> Path:
-        return sorted((self.folder / "run").glob("checkpoint-*.json"))[-1]
-
 
 def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = project.create(tmp_path / "fed", 2, ["fl.example.org", "10.0.0.5"], ["train.rounds=3"])
@@ -166,18 +168,56 @@ def test_processes_end_with_the_one_that_wanted_them(tmp_path: Path) -> None:
     until(lambda: "sleep 1234.5" not in " ".join(command_lines().values()), "the end of them", 20)
 
 
+METHODS = {
+    "feddumap": "method.prune_round=1",
+    "prunefl": "method.adjust_every=2 method.first_passes=20",
+    "fedda": "",
+}
+
+
+@dataclass
+class Four:
+    """Four nodes that three runs train on at the same time."""
+
+    federation: Federation
+    processes: Processes
+
+    def out(self, method: str) -> Path:
+        return self.federation.project.path / method
+
+    def start(self, method: str) -> None:
+        sets = f"method.name={method} {METHODS[method]}"
+        self.federation.start_run(method, out=str(self.out(method)), sets=sets)
+
+    def done(self, method: str) -> int:
+        """Rounds so far."""
+        return len(read_records(self.out(method)))
+
+    def ended(self) -> set[str]:
+        """The runs that are not followed any more, because they ended or because the SuperLink did."""
+        return METHODS.keys() & self.processes.ended().keys()
+
+    def log(self, name: str) -> str:
+        return text_of(self.processes.log(name))
+
+
 @pytest.fixture(scope="module")
-def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A federation of four in training: four rounds, with a pruning before the second."""
+def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Four]:
+    """A federation with TLS and node keys in training: four rounds of each method."""
     folder = tmp_path_factory.mktemp("federations") / "four"
-    project.create(folder, 4, sets=[*QUICK, "train.rounds=4", "method.prune_round=1"])
-    live = Live(folder, prepared_home)
-    live.up()
-    yield live
-    assert live.process is not None
-    if live.process.poll() is None:
-        live.process.terminate()
-        live.process.wait(30)
+    made = project.create(folder, 4, sets=[*QUICK, "train.rounds=4", "method.name=fedavg"])
+    with pytest.MonkeyPatch.context() as patch, Processes(folder / "logs") as processes:
+        patch.setenv("FEDDUMAP_HOME", str(prepared_home))
+        federation = Federation(made, processes)
+        federation.start_server()
+        federation.register(range(4))
+        for node in range(4):
+            federation.start_node(node)
+        live = Four(federation, processes)
+        for method in METHODS:
+            live.start(method)
+        yield live
+    assert pids(folder) == []
 
 
 STRANGERS = {
@@ -194,16 +234,16 @@ STRANGERS = {
 }
 
 
-def test_strangers_are_refused(four: Live, tmp_path: Path) -> None:
+def test_strangers_are_refused(four: Four, tmp_path: Path) -> None:
     """While the federation is up: none of them becomes a node."""
     keys.make_all(tmp_path / "own", 1)
-    until(lambda: "SuperNode ID" in (text_of(four.folder / "logs" / "node-3.log")), "node 3")
-    address = connection(four.folder)
+    until(lambda: "SuperNode ID" in four.log("node-3"), "node 3")
+    address, folder = four.federation.address, four.federation.project.path
     started = {}
     for name, (options, _) in STRANGERS.items():
         command = ["flower-supernode", "--superlink", address, "--max-retries", "0", "--max-wait-time", "5"]
         command += ["--port", str(programs.free_ports(1)[0]), "--isolation", "process"]
-        command += [part.format(fed=four.folder, own=tmp_path / "own") for part in options]
+        command += [part.format(fed=folder, own=tmp_path / "own") for part in options]
         started[name] = subprocess.Popen(
             programs.program(command),
             env=programs.environment(tmp_path / name.replace(" ", "-")),
@@ -225,50 +265,56 @@ def test_strangers_are_refused(four: Live, tmp_path: Path) -> None:
                 process.wait()
 
 
-def test_a_killed_server_is_reported_and_nothing_is_left(four: Live) -> None:
-    assert four.process is not None
-    until(lambda: four.records() >= 2 or four.process.poll() is not None, "two rounds")
-    members = family(four.process.pid)
-    (superlink,) = pids(four.folder, "flower-superlink")
-    os.kill(superlink, signal.SIGKILL)
-    code, said = four.end()
-    assert code == 2, said
-    assert "superlink ended before its time" in said
-    assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+def test_a_superlink_that_is_started_again_is_gone_on_with(four: Four) -> None:
+    """Its nodes and its runs find it again by themselves."""
+    until(lambda: all(four.done(method) for method in METHODS) or four.ended(), "a round of each")
+    assert not four.ended()
+    assert min(four.done(method) for method in METHODS) < 4
+    os.kill(four.processes.pids["superlink"], signal.SIGKILL)
+    until(lambda: "superlink" in four.processes.ended(), "its end", 10)
+    nodes = {name: pid for name, pid in four.processes.pids.items() if name.startswith("node-")}
+    four.federation.start_superlink()
+    until(lambda: all("Connection successful after" in four.log(name) for name in nodes), "the nodes")
+    assert not four.processes.ended().keys() & nodes.keys()
 
 
-def test_up_again_goes_on_and_equals_the_simulation(four: Live, home: Path) -> None:
-    """Pruned, interrupted, encrypted, with devices in processes of their own: the same bits."""
-    done = four.records()
-    assert 2 <= done < 4
-    four.up()
-    code, said = four.end()
-    assert code == 0, said
-    assert f"going on after {done} of 4 rounds" in text_of(four.folder / "logs" / "run.log")
-    config = project.opened(four.folder).config().replace(run={"engine": "local", "workers": 1})
-    run = api.train(config)
-    state = read_checkpoint(four.newest()).state
-    assert state.round == run.state.round == 4
-    assert run.records[1]["parameters"] < run.records[0]["parameters"]
-    assert state.architecture == run.state.architecture
-    assert state.weights.keys() == run.state.weights.keys()
-    assert all(torch.equal(tensor, run.state.weights[name]) for name, tensor in state.weights.items())
-    assert [plain(each) for each in read_records(four.folder / "run")] == [
-        plain(each) for each in run.records
-    ]
+def test_a_killed_server_app_resumes(four: Four) -> None:
+    """Its run is started again, on the nodes that are still there."""
+    (server,) = users_of(four.out("fedda"))
+    done = four.done("fedda")
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not users_of(four.out("fedda")), "its end", 10)
+    four.start("fedda")
+    until(lambda: "going on after" in four.log("fedda"), "its being gone on with")
+    assert f"going on after {done} of 4 rounds" in four.log("fedda")
 
 
-def test_a_killed_device_is_survived_and_ctrl_c_ends_all(prepared_home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_over_flower_and_in_the_pool_the_bits_are_the_same(four: Four, home: Path, method: str) -> None:
+    """Pruned, interrupted, encrypted, with devices in processes of their own."""
+    until((four.out(method) / "summary.json").exists, f"the end of {method}")
+    sets = [f"method.name={method}", *METHODS[method].split(), "run.engine=local", "run.workers=2"]
+    run = api.train(load(four.federation.project.path / "config.toml", sets))
+    assert run.config.train.stack == 1
+    found = api.resume(four.out(method))
+    found.close()
+    assert found.state.round == run.state.round == 4
+    alike(found, run)
+    if method == "feddumap":
+        assert run.records[1]["parameters"] < run.records[0]["parameters"]
+
+
+def test_up_survives_a_killed_device_ends_at_ctrl_c_and_goes_on(prepared_home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
-    project.create(folder, 2, sets=[*QUICK, "method.name=fedavg", "train.rounds=9", "run.timeout=15"])
+    project.create(folder, 2, sets=[*QUICK, "method.name=fedavg", "train.rounds=4", "run.timeout=8"])
     live = Live(folder, prepared_home)
     process = live.up()
-    until(lambda: live.records() >= 1 or process.poll() is not None, "a round")
+    until(lambda: live.records() or process.poll() is not None, "a round")
     (node,) = pids(folder, "node-1.toml")
     os.kill(node, signal.SIGKILL)
-    until(lambda: live.records() >= 3 or process.poll() is not None, "two more rounds")
+    until(lambda: live.records() >= 2 or process.poll() is not None, "another round")
     assert process.poll() is None, process.communicate()[0]
-    assert any(record.get("lost") for record in read_records(folder / "run"))
+    assert read_records(folder / "run")[1]["lost"] == {"1": "it did not answer within 8 s"}
     members = family(process.pid)
     process.send_signal(signal.SIGINT)
     code, said = live.end()
@@ -276,21 +322,43 @@ def test_a_killed_device_is_survived_and_ctrl_c_ends_all(prepared_home: Path, tm
     assert "node-1 ended" in said
     assert f"go on with: feddumap flower up {folder}" in said
     assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+    live.up()
+    code, said = live.end()
+    assert code == 0, said
+    assert "Flower sent" in said
+    records = read_records(folder / "run")
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert "lost" not in records[3]
+    assert records[3]["devices"] == [0, 1]
+
+
+def test_up_ends_when_the_server_does_but_not_with_a_device(tmp_path: Path) -> None:
+    class Fake:
+        processes = SimpleNamespace(last_words=lambda name: "it said why", log=lambda name: "its.log")
+        died = Federation.died
+
+    said: list[str] = []
+    look = partial(up._look, cast("Federation", Fake()), lost=set(), say=said.append)
+    with pytest.raises(FeddumapError, match=r"superlink ended before its time: it said why \(more in its"):
+        look({"superlink": -9}, begun=True)
+    with pytest.raises(FeddumapError, match="node-0 ended"):
+        look({"node-0": 1}, begun=False)
+    look({"node-0": 1, "device-0": 0}, begun=True)
+    assert said == ["node-0 ended (it said why); the run goes on without it"]
 
 
 def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def connection(folder: Path) -> str:
-    from feddumap.config import read_toml
-
-    return str(
-        read_toml(folder / ".flower" / "up" / "flwr" / "config.toml", "")["superlink"]["federation"][
-            "address"
-        ]
-    )
-
-
-def plain(record: dict[str, object]) -> str:
-    return json.dumps({key: value for key, value in record.items() if key != "wall"}, sort_keys=True)
+def users_of(folder: Path) -> list[int]:
+    """The processes that have a file of this folder open."""
+    found = []
+    for pid in command_lines():
+        try:
+            links = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        if any(link.startswith(f"{folder}/") for link in links):
+            found.append(pid)
+    return found

@@ -11,14 +11,26 @@ pytest.importorskip("flwr", reason="needs the extra ray")
 pytest.importorskip("ray", reason="needs the extra ray")
 
 from feddumap import api, cli
+from feddumap.flower.engines import engine_of
 from feddumap.runs import read_config, read_records
 from tests.test_flower_cohort import alike, config_of
 
 
-def test_ray_and_simulation_agree_bit_for_bit(
+@pytest.mark.parametrize("method", ["feddumap", "prunefl", "fedda"])
+def test_ray_and_the_pool_agree_bit_for_bit(home: Path, method: str) -> None:
+    """Four devices, four rounds, with prunings where the method has them."""
+    few = {"rounds": 4, "cohort": 4, "stack": 1}
+    expected = api.train(config_of(method, "local", train=few, run={"workers": 2}))
+    run = api.start(config_of(method, "ray", train=few, run={"timeout": 120.0, "workers": 2}))
+    run.engine = engine_of("ray")
+    alike(run.run(), expected)
+    pruned = [record["round"] for record in run.records if "pruning" in record]
+    assert pruned == {"feddumap": [2], "prunefl": [0, 2]}.get(method, [])
+
+
+def test_the_command_line_stops_and_goes_on_with_ray(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command line, interrupted in the middle and resumed."""
     config = config_of("scaffold", "local", train={"rounds": 3, "cohort": 2, "stack": 1})
     expected = api.train(config)
     out = tmp_path / "run"

@@ -124,6 +124,48 @@ def scale(
     )
 
 
+@app.command()
+def flower(
+    model: Annotated[str, typer.Option(help="cnn, lenet, vgg11 or resnet18.")] = "lenet",
+    nodes: Annotated[int, typer.Option(min=1, help="Devices, each a process of this machine.")] = 4,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Time rounds over Flower on this machine, with TLS and node keys, beside the same run in the simulation,
+    and set the bytes that Flower sent beside those counted. FedAvg, an epoch on the digits."""
+    from feddumap import terminal
+    from feddumap.flower.programs import require_flower
+
+    require_flower()
+    from feddumap.bench.flower import bench_flower
+
+    with terminal.counting() as progress:
+        found = bench_flower(model, nodes, rounds, progress)
+    if as_json:
+        _print_json(found)
+        return
+    over, alone = found["flower"], found["simulation"]
+    down, up = found["bytes_down"], found["bytes_up"]
+    rows = [
+        ("seconds a round, median", *(_seconds(each["seconds_per_round"]) for each in (over, alone))),
+        ("lowest", *(_seconds(each["spread"]["min"]) for each in (over, alone))),
+        ("highest", *(_seconds(each["spread"]["max"]) for each in (over, alone))),
+        ("first round, seconds", *(_seconds(each["startup_seconds"]) for each in (over, alone))),
+        ("bytes to devices", down["sent"], down["counted"]),
+        ("bytes from devices", up["received"], up["counted"]),
+    ]
+    title = f"{model} · {_times(nodes, 'device')} · {_times(rounds, 'round')}"
+    terminal.table(title, ("", "over Flower", "simulation"), rows)
+    over_all = down["sent"] + up["received"]
+    counted = down["counted"] + up["counted"]
+    terminal.out.print(
+        f"A round over Flower takes {over['seconds_per_round'] - alone['seconds_per_round']:.1f} s more and "
+        f"sends {over_all / counted - 1:+.1%} of the bytes counted; the weights are "
+        f"{'the same' if found['same_weights'] else 'NOT the same'}, bit for bit.",
+        markup=False,
+    )
+
+
 def _spread(found: dict[str, Any]) -> list[tuple[str, Any]]:
     spread = found["spread"]
     return [

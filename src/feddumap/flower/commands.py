@@ -59,7 +59,7 @@ def up(
     from feddumap.flower import programs, project
 
     programs.require_flower()
-    from feddumap.flower import federation
+    from feddumap.flower import up as federation
 
     found = project.opened(directory)
     count = found.nodes if nodes is None else nodes
@@ -77,10 +77,16 @@ def up(
                 def show(awaited: str, records: list[dict[str, Any]]) -> None:
                     progress(len(records), _status(awaited, records, rounds, pace))
 
-                summary = federation.up(found, count, timeout, terminal.say, show)
+                finished = federation.up(found, count, timeout, terminal.say, show)
         except KeyboardInterrupt as stop:
             terminal.say(f"stopped; go on with: feddumap flower up {directory}")
             raise typer.Exit(exit_code(stop)) from None
+        summary, traffic = finished.summary, finished.traffic
+        terminal.say(
+            f"Flower sent {_megabytes(traffic.sent)} to the devices and received "
+            f"{_megabytes(traffic.received)}; counted were {_megabytes(traffic.counted_down)} and "
+            f"{_megabytes(traffic.counted_up)}"
+        )
     terminal.print_summary(summary)
     terminal.out.print(f"run directory: {found.run}", markup=False)
 
@@ -94,6 +100,10 @@ def _status(awaited: str, records: list[dict[str, Any]], rounds: int, pace: Any)
     said = pace("round", len(records), rounds).split(" · ")
     clock = terminal.duration(records[-1]["clock"])
     return " · ".join([said[0], f"accuracy {terminal.percent(accuracy)}", f"clock {clock}", *said[1:]])
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"
 
 
 def _finished(run: Path, rounds: int) -> dict[str, Any] | None:

@@ -127,8 +127,9 @@ def connect(home: Path, address: str, certificate: Path) -> None:
 
 
 def settings(project: Project) -> dict[str, Any]:
-    """What the server's app is told: where its configuration is and where its run belongs."""
-    return {"config": str(project.path / "config.toml"), "out": str(project.run)}
+    """What the server's app is told: where its configuration is, what is set on top of it, and where its run
+    belongs. Flower lets `flwr run --run-config` change what is here and nothing else."""
+    return {"config": str(project.path / "config.toml"), "sets": "", "out": str(project.run)}
 
 
 def _fill(draft: Path, final: Path, config: Config, nodes: int, hosts: Sequence[str]) -> None:

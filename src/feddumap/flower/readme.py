@@ -34,13 +34,14 @@ export FLWR_HOME=$PWD/.flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK
 
 flower-superlink --host 0.0.0.0 --port {port} --enable-supernode-auth \\
   --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \\
-  --isolation process --superexec-auth-secret-file keys/superexec.secret
+  --isolation process --superexec-auth-secret-file keys/superexec.secret \\
+  --database .flower/superlink.db
 
 flower-superexec --runtime-api-address 127.0.0.1:{port} \\
   --root-certificates keys/ca.crt --superexec-auth-secret-file keys/superexec.secret
 ```
 
-Once, after every start of the SuperLink, tell it the devices:
+Once, tell the SuperLink the devices, which it remembers in its database:
 
 ```sh
 for key in keys/node-*.pub; do flwr supernode register "$key" federation; done
