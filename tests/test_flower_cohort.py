@@ -25,7 +25,7 @@ from feddumap.data import own
 from feddumap.data.dataset import Dataset
 from feddumap.errors import FeddumapError
 from feddumap.flower import cohort as cohort_module
-from feddumap.flower import messages, server, wire
+from feddumap.flower import orders, server, wire
 from feddumap.flower.cohort import FlowerCohort
 from feddumap.flower.node import Node
 from feddumap.grid import cells
@@ -154,7 +154,7 @@ def upload_with(**values: Any) -> Mischief:
 def weights_with(change: Any) -> Mischief:
     def spoil(_: Message, content: RecordDict) -> RecordDict:
         weights = wire.unpack(content, "weights", lambda _: None)
-        content["weights"] = wire.pack({**weights, "fc3.bias": change(weights["fc3.bias"])})
+        content.update(wire.pack(weights={**weights, "fc3.bias": change(weights["fc3.bias"])}))
         return content
 
     return to_training(spoil)
@@ -358,14 +358,12 @@ def reply_of(grid: FakeGrid, node: int, kind: str, content: RecordDict) -> Recor
 
 def test_a_server_cannot_name_code_to_run(run: api.Run, tmp_path: Path) -> None:
     grid = FakeGrid.of(1, state=str(tmp_path))
-    tensors = messages.pack_broadcast(broadcast_of(run.state, run.config))
-    order = messages.Order(
-        "ab" * 16, 0, 0, 0.1, run.state.architecture, run.config, run.dataset.classes, None
-    )
+    tensors = orders.pack_broadcast(broadcast_of(run.state, run.config))
+    order = orders.Order("ab" * 16, 0, 0, 0.1, run.state.architecture, run.config, run.dataset.classes, None)
     evil = order.config.model_copy(update={"method": MethodConfig(name="os:system")})
 
-    def reason(order: messages.Order) -> str:
-        content = reply_of(grid, 1000, "train", messages.pack_order(order, tensors))
+    def reason(order: orders.Order) -> str:
+        content = reply_of(grid, 1000, "train", orders.pack_order(order, tensors))
         return str(content["refusal"]["reason"]) if "refusal" in content else "done"  # type: ignore[call-overload]
 
     assert reason(order) == "done"

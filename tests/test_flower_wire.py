@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from feddumap.config import Config
 from feddumap.device.training import Samples
-from feddumap.flower import messages, wire
-from feddumap.flower.messages import Hello, Order
+from feddumap.flower import fields, greetings, orders, replies, wire
+from feddumap.flower.greetings import Hello
+from feddumap.flower.orders import Order
 from feddumap.flower.wire import Refused
 from feddumap.models import architecture, initialise
 from feddumap.tensors import digest
@@ -54,7 +56,7 @@ def test_any_tensors_come_back(recipe: dict[str, tuple[torch.dtype, list[int], i
         tensors[name] = (
             torch.from_numpy(raw).view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
         )
-    record = RecordDict({"x": wire.pack(tensors)})
+    record = RecordDict({**wire.pack(x=tensors)})
     found = wire.unpack(record, "x", wire.exactly(wire.forms_of(tensors)))
     assert digest(found) == digest(tensors)
     assert all(tensor.is_contiguous() for tensor in found.values())
@@ -63,34 +65,46 @@ def test_any_tensors_come_back(recipe: dict[str, tuple[torch.dtype, list[int], i
 def test_bytes_are_what_they_say() -> None:
     """Little-endian and row by row, in any layout of memory; booleans are bits."""
     tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3).t()
-    array = wire.pack({"t": tensor})["t"]
-    assert (array.dtype, array.shape, array.stype) == ("int32", (3, 2), wire.RAW)
-    assert array.data == b"".join(n.to_bytes(4, "little") for n in (0, 3, 1, 4, 2, 5))
-    bits = wire.pack({"t": torch.tensor([True, False, True, True, False, False, False, False, True])})["t"]
-    assert (bits.stype, bits.data) == (wire.BITS, bytes([0b10110000, 0b10000000]))
+    flags = torch.tensor([True, False, True, True, False, False, False, False, True])
+    record = wire.pack(x={"t": tensor, "b": flags})["x"]
+    (array,) = record.values()
+    assert (array.dtype, array.shape, array.stype) == ("uint8", (len(array.data),), wire.PACKED)
+    size = int.from_bytes(array.data[:8], "little")
+    assert json.loads(array.data[8 : 8 + size]) == [["t", "int32", [3, 2]], ["b", "bool", [9]]]
+    numbers = b"".join(n.to_bytes(4, "little") for n in (0, 3, 1, 4, 2, 5))
+    assert array.data[8 + size :] == numbers + bytes([0b10110000, 0b10000000])
+
+
+def test_a_message_is_of_few_parts() -> None:
+    """Flower makes several requests for each part, so that their number is what a round costs."""
+    content = orders.pack_order(
+        replace(ORDER, question=None), orders.pack_broadcast(replace(MESSAGE, extra={}))
+    )
+    assert len(get_all_nested_objects(content)) <= 8  # a record each for order, weights and mask
+    assert len(get_all_nested_objects(replies.pack_upload(replace(UPLOAD, extra={})))) <= 6
 
 
 def test_an_order_comes_back() -> None:
     gift = Samples(torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8), torch.arange(7))
-    content = messages.pack_order(ORDER, messages.pack_broadcast(MESSAGE), gift)
-    order = messages.read_order(content)
+    content = orders.pack_order(ORDER, orders.pack_broadcast(MESSAGE), gift)
+    order = orders.read_order(content)
     assert order == ORDER
-    broadcast = messages.read_broadcast(content, ORDER)
+    broadcast = orders.read_broadcast(content, ORDER)
     assert isinstance(broadcast, Broadcast)
     assert (broadcast.round, broadcast.lr, broadcast.architecture) == (3, 0.05, SHAPE)
     for group in ("weights", "extra", "mask"):
         assert digest(getattr(broadcast, group)) == digest(getattr(MESSAGE, group))
-    found = messages.read_gift(content)
+    found = orders.read_gift(content)
     assert isinstance(found, Samples)
     assert torch.equal(found.images, gift.images)
     assert torch.equal(found.labels, gift.labels)
-    plain = messages.pack_order(replace(ORDER, question=None), messages.pack_broadcast(MESSAGE))
-    assert messages.read_gift(plain) is None
-    assert messages.read_order(plain) == replace(ORDER, question=None)
+    plain = orders.pack_order(replace(ORDER, question=None), orders.pack_broadcast(MESSAGE))
+    assert orders.read_gift(plain) is None
+    assert orders.read_order(plain) == replace(ORDER, question=None)
 
 
 def test_an_upload_comes_back() -> None:
-    upload = messages.read_upload(messages.pack_upload(UPLOAD), MESSAGE, 5)
+    upload = replies.read_upload(replies.pack_upload(UPLOAD), MESSAGE, 5)
     assert isinstance(upload, Upload)
     assert (upload.device, upload.round, upload.samples, upload.steps) == (5, 3, 40, 8)
     assert upload.metrics == {"loss": 0.5}
@@ -100,34 +114,45 @@ def test_an_upload_comes_back() -> None:
 
 
 def test_answers_come_back() -> None:
-    assert messages.read_answer(messages.pack_answer(ANSWER, 3), CENSUS, MESSAGE, 5) == ANSWER
+    assert replies.read_answer(replies.pack_answer(ANSWER, 3), CENSUS, MESSAGE, 5) == ANSWER
     question = Question("of my own", {})
     answer = Answer(5, {"x": [1.5, None]}, {"t": torch.randn(3)})
-    found = messages.read_answer(messages.pack_answer(answer, 3), question, MESSAGE, 5)
+    found = replies.read_answer(replies.pack_answer(answer, 3), question, MESSAGE, 5)
     assert isinstance(found, Answer)
     assert found.values == answer.values
     assert digest(found.tensors) == digest(answer.tensors)
 
 
 def test_hellos_come_back() -> None:
-    assert messages.read_question_who(messages.pack_question_who(ORDER.token)) == ORDER.token
+    assert greetings.read_question_who(greetings.pack_question_who(ORDER.token)) == ORDER.token
     hello = Hello(4, True, False)
-    assert messages.read_hello(messages.pack_hello(hello), 5) == hello
-    refused = messages.read_hello(messages.pack_hello(hello), 4)
+    assert greetings.read_hello(greetings.pack_hello(hello), 5) == hello
+    refused = greetings.read_hello(greetings.pack_hello(hello), 4)
     assert isinstance(refused, Refused)
     assert "device is '4', expected a whole number from 0 to 3" in refused.reason
 
 
-def weights_with(**arrays: Array) -> Callable[[RecordDict], None]:
-    def change(content: RecordDict) -> None:
-        record = dict(wire.pack(WEIGHTS))
-        content["weights"] = ArrayRecord({**record, **arrays})
+def record_of(header: Any, data: bytes, **array: Any) -> ArrayRecord:
+    """Tensors as this header and these bytes have them."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    whole = len(text).to_bytes(8, "little") + text + data
+    parts = {"dtype": "uint8", "shape": (len(whole),), "stype": wire.PACKED, **array}
+    return ArrayRecord({wire.NAME: Array(**parts, data=whole)})
 
-    return change
+
+def with_conv1(dtype: Any = "float32", shape: Any = None, cut: int = 0) -> Callable[[RecordDict], None]:
+    """Weights whose header and bytes tell this of conv1.weight, which comes first."""
+    forms = wire.forms_of(WEIGHTS)
+    header = [[name, form.dtype, form.shape] for name, form in forms.items()]
+    assert header[0][0] == "conv1.weight"
+    header[0] = ["conv1.weight", dtype, FLOATS if shape is None else shape]
+    (array,) = wire.pack(x=WEIGHTS)["x"].values()
+    data = array.data[8 + int.from_bytes(array.data[:8], "little") :]
+    return put("weights", record_of(header, data[cut:]))
 
 
-def conv1(array: Array) -> Callable[[RecordDict], None]:
-    return weights_with(**{"conv1.weight": array})
+def with_metrics(**values: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.update(fields.pack_values(values, "metrics"))
 
 
 def numbers_with(**values: Any) -> Callable[[RecordDict], None]:
@@ -146,21 +171,37 @@ def put(key: str, value: Any) -> Callable[[RecordDict], None]:
 
 
 FLOATS = (6, 3, 5, 5)  # of conv1.weight
-GOOD = wire.pack({"w": WEIGHTS["conv1.weight"]})["w"].data
 BAD_UPLOADS = {
-    "another shape": (conv1(Array("float32", (6, 75), wire.RAW, GOOD)), "another form"),
-    "another type": (conv1(Array("int32", FLOATS, wire.RAW, GOOD)), "another form"),
-    "a type of objects": (conv1(Array("object", FLOATS, wire.RAW, GOOD)), "unknown here"),
-    "numpy's own bytes": (conv1(Array(np.zeros(FLOATS, np.float32))), "unknown here"),
-    "too few bytes": (conv1(Array("float32", FLOATS, wire.RAW, GOOD[:-4])), "has 1796 bytes"),
-    "a huge shape": (conv1(Array("float32", (2**39, 2**39), wire.RAW, b"")), "has 0 bytes where"),
-    "a negative shape": (conv1(Array("float32", (-1, -1800), wire.RAW, GOOD)), "the shape"),
+    "another shape": (with_conv1(shape=[6, 75]), "another form"),
+    "another type": (with_conv1("int32"), "another form"),
+    "a type of objects": (with_conv1("object"), "no known form"),
+    "numpy's own bytes": (put("weights", ArrayRecord([np.zeros(FLOATS, np.float32)])), "are no tensors"),
+    "too few bytes": (with_conv1(cut=4), "bytes where their header says"),
+    "a huge shape": (with_conv1(shape=[2**39, 2**39]), "bytes where their header says"),
+    "a negative shape": (with_conv1(shape=[-1, -450]), "no known form"),
+    "a shape of truths": (with_conv1(shape=[True]), "no known form"),
     "a tensor more": (
-        weights_with(more=Array("float32", (0,), wire.RAW, b"")),
+        lambda content: content.update(wire.pack(weights={**WEIGHTS, "more": torch.zeros(0)})),
         "'more' and 0 other names differ",
     ),
-    "no weights": (without("weights"), "no arrays 'weights'"),
-    "numbers for weights": (put("weights", ConfigRecord({"a": 1})), "no arrays 'weights'"),
+    "a name twice": (put("weights", record_of([["a", "uint8", [1]]] * 2, b"xy")), "have a name twice"),
+    "no header": (put("weights", record_of([], b"", shape=(3,))), "not those expected"),
+    "a header of text": (put("weights", record_of("a", b"")), "is no list"),
+    "a header that is none": (put("weights", record_of(b"[" * 99_999, b"")), "is not JSON"),
+    "a header beyond the end": (
+        put("weights", ArrayRecord({wire.NAME: Array("uint8", (8,), wire.PACKED, b"\xff" * 8)})),
+        "no whole header",
+    ),
+    "half a length": (
+        put("weights", ArrayRecord({wire.NAME: Array("uint8", (2,), wire.PACKED, b"xy")})),
+        "no whole header",
+    ),
+    "two arrays": (
+        put("weights", ArrayRecord({name: record_of([], b"")[wire.NAME] for name in (wire.NAME, "b")})),
+        "are no tensors",
+    ),
+    "no weights": (without("weights"), "are not those expected"),
+    "numbers for weights": (put("weights", ConfigRecord({"a": 1})), "are no tensors"),
     "no numbers": (without("upload"), "no record 'upload'"),
     "another device": (numbers_with(device=6), "it is of device 6"),
     "a stale round": (numbers_with(round=2), "it is of round 2, not of round 3"),
@@ -172,16 +213,31 @@ BAD_UPLOADS = {
     "samples as a truth": (numbers_with(samples=True), "its samples is 'True'"),
     "samples as text": (numbers_with(samples="40"), "its samples is '40'"),
     "steps before the first": (numbers_with(steps=-1), "its steps is '-1'"),
-    "metrics of texts": (numbers_with(metrics='{"a": "b"}'), "metrics are not numbers"),
-    "infinite metrics": (numbers_with(metrics='{"a": Infinity}'), "no JSON number"),
-    "endless metrics": (numbers_with(metrics="[" * 100_000), "not JSON"),
+    "metrics of texts": (with_metrics(a="b"), "metrics are not numbers"),
+    "lists of metrics": (with_metrics(a=[1, 2]), "metrics are not numbers"),
+    "infinite metrics": (with_metrics(a=float("inf")), "metrics are not finite ('a')"),
+    "texts for metrics": (put("metrics", ConfigRecord({"a": 1})), "are no metrics"),
+    "metrics told twice": (
+        lambda content: content.update(
+            {"metrics": MetricRecord({"a": 1}), "metrics-rest": ConfigRecord({"json": '{"a": 1}'})}
+        ),
+        "told twice",
+    ),
+    "infinite other metrics": (
+        put("metrics-rest", ConfigRecord({"json": '{"a": Infinity}'})),
+        "no JSON number",
+    ),
+    "endless metrics": (put("metrics-rest", ConfigRecord({"json": "[" * 100_000})), "not JSON"),
     "an extra without weights": (
-        put("extra", wire.pack({"c/other": torch.zeros(3)})),
+        put("extra", wire.pack(x={"c/other": torch.zeros(3)})["x"]),
         "'c/other' is not like",
     ),
-    "an extra of another shape": (put("extra", wire.pack({"c/fc3.bias": torch.zeros(3)})), "is not like"),
+    "an extra of another shape": (
+        put("extra", wire.pack(x={"c/fc3.bias": torch.zeros(3)})["x"]),
+        "is not like",
+    ),
     "too many extras": (
-        put("extra", wire.pack({f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})),
+        put("extra", wire.pack(x={f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})["x"]),
         "more than 64 models",
     ),
     "a refusal": (put("refusal", ConfigRecord({"reason": "no\nspace"})), "it refused: no space"),
@@ -191,12 +247,12 @@ BAD_UPLOADS = {
 @pytest.mark.parametrize("name", BAD_UPLOADS)
 def test_a_bad_upload_is_refused_before_it_is_unpacked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change, reason = BAD_UPLOADS[name]
-    content = messages.pack_upload(UPLOAD)
+    content = replies.pack_upload(UPLOAD)
     change(content)
     made: list[str] = []
     original = wire._tensor
     monkeypatch.setattr(wire, "_tensor", lambda form, data: (made.append("x"), original(form, data))[1])
-    found = messages.read_upload(content, MESSAGE, 5, most=100)
+    found = replies.read_upload(content, MESSAGE, 5, most=100)
     assert isinstance(found, Refused), name
     assert reason in found.reason
     assert "weights" in name or "extra" in name or not made  # good weights may precede bad extras
@@ -205,10 +261,10 @@ def test_a_bad_upload_is_refused_before_it_is_unpacked(name: str, monkeypatch: p
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_models_that_diverged_are_refused(bad: float) -> None:
     weights = {**WEIGHTS, "fc3.bias": torch.full((10,), bad)}
-    found = messages.read_upload(messages.pack_upload(replace(UPLOAD, weights=weights)), MESSAGE, 5)
+    found = replies.read_upload(replies.pack_upload(replace(UPLOAD, weights=weights)), MESSAGE, 5)
     assert found == Refused("its model diverged (NaN or infinite)")
     extra = {**EXTRA, "c/fc3.bias": torch.full((10,), bad)}
-    found = messages.read_upload(messages.pack_upload(replace(UPLOAD, extra=extra)), MESSAGE, 5)
+    found = replies.read_upload(replies.pack_upload(replace(UPLOAD, extra=extra)), MESSAGE, 5)
     assert isinstance(found, Refused)
 
 
@@ -227,7 +283,7 @@ def test_models_that_diverged_are_refused(bad: float) -> None:
     ],
 )
 def test_bad_censuses_are_refused(values: dict[str, Any], reason: str) -> None:
-    found = messages.read_answer(messages.pack_answer(Answer(5, values), 3), CENSUS, MESSAGE, 5)
+    found = replies.read_answer(replies.pack_answer(Answer(5, values), 3), CENSUS, MESSAGE, 5)
     assert isinstance(found, Refused)
     assert reason in found.reason
 
@@ -237,7 +293,7 @@ RATE = {"p": 0.3, "m": 3, "d": 10, "lipschitz": None, "lambda_min": -1.0, "lambd
 
 def test_other_bad_answers_are_refused() -> None:
     def refused(question: Question, answer: Answer) -> str:
-        found = messages.read_answer(messages.pack_answer(answer, 3), question, MESSAGE, 5)
+        found = replies.read_answer(replies.pack_answer(answer, 3), question, MESSAGE, 5)
         return found.reason if isinstance(found, Refused) else "taken"
 
     rate = Question("rate", {"mode": "density", "max_rate": None})
@@ -259,12 +315,12 @@ def test_other_bad_answers_are_refused() -> None:
     assert refused(mask, Answer(5, {}, {**bits, **dense})) == "taken"
     assert "are not those expected" in refused(mask, Answer(5, {}, dense))
     assert "more than" in refused(Question("mine"), Answer(5, {}, {"t": torch.zeros(10_000_000)}))
-    stale = messages.read_answer(messages.pack_answer(ANSWER, 2), CENSUS, MESSAGE, 5)
+    stale = replies.read_answer(replies.pack_answer(ANSWER, 2), CENSUS, MESSAGE, 5)
     assert stale == Refused("it is of round 2, not of round 3")
 
 
 def order_with(**values: Any) -> RecordDict:
-    content = messages.pack_order(ORDER, messages.pack_broadcast(MESSAGE))
+    content = orders.pack_order(ORDER, orders.pack_broadcast(MESSAGE))
     content["order"] = ConfigRecord({**dict(content["order"]), **values})
     return content
 
@@ -288,15 +344,15 @@ def order_with(**values: Any) -> RecordDict:
     ],
 )
 def test_bad_orders_are_refused(values: dict[str, Any], reason: str) -> None:
-    found = messages.read_order(order_with(**values))
+    found = orders.read_order(order_with(**values))
     assert isinstance(found, Refused)
     assert reason in found.reason
 
 
 def test_bad_broadcasts_are_refused() -> None:
     def refused(order: Order = ORDER, **groups: Any) -> str:
-        content = messages.pack_order(ORDER, {**messages.pack_broadcast(MESSAGE), **groups})
-        found = messages.read_broadcast(content, order)
+        content = orders.pack_order(ORDER, {**orders.pack_broadcast(MESSAGE), **groups})
+        found = orders.read_broadcast(content, order)
         return found.reason if isinstance(found, Refused) else "taken"
 
     assert refused() == "taken"
@@ -304,14 +360,12 @@ def test_bad_broadcasts_are_refused() -> None:
     assert "wider than a lenet" in refused(replace(ORDER, architecture=wide))
     assert "wider than" in refused(replace(ORDER, architecture=replace(SHAPE, channels=(("other", 1),))))
     assert "needs the channels of" in refused(replace(ORDER, architecture=replace(SHAPE, channels=())))
-    assert "another form" in refused(weights=wire.pack(initialise(architecture("lenet", 9), 1)))
-    assert "not a mask" in refused(mask=wire.pack({"conv1.weight": torch.zeros(FLOATS)}))
-    assert "is not like" in refused(extra=wire.pack({"v/conv1.weight": torch.zeros(3)}))
-    assert "not finite" in refused(extra=wire.pack({"v/fc3.bias": torch.full((10,), torch.inf)}))
-    content = RecordDict(
-        {"gift": wire.pack({"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
-    )
-    found = messages.read_gift(content)
+    assert "another form" in refused(**wire.pack(weights=initialise(architecture("lenet", 9), 1)))
+    assert "not a mask" in refused(**wire.pack(mask={"conv1.weight": torch.zeros(FLOATS)}))
+    assert "is not like" in refused(**wire.pack(extra={"v/conv1.weight": torch.zeros(3)}))
+    assert "not finite" in refused(**wire.pack(extra={"v/fc3.bias": torch.full((10,), torch.inf)}))
+    content = RecordDict({**wire.pack(gift={"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})})
+    found = orders.read_gift(content)
     assert isinstance(found, Refused)
     assert "not images of 32 by 32" in found.reason
 
@@ -327,25 +381,34 @@ def test_no_garbage_raises(data: st.DataObject) -> None:
         ),
         scalars,
     ).map(ConfigRecord)
-    arrays = st.builds(
-        Array,
-        st.sampled_from(["float32", "bool", "x"]),
-        st.lists(st.integers(-3, 2**63), max_size=10).map(tuple),
-        st.sampled_from([wire.RAW, wire.BITS, "numpy.ndarray"]),
+    entries = st.lists(
+        st.lists(st.one_of(st.sampled_from(["a", "bool", "float32"]), st.lists(st.integers(-3, 9)))),
+        max_size=3,
+    )
+    headers = st.builds(
+        lambda entries, data: len(text := json.dumps(entries).encode()).to_bytes(8, "little") + text + data,
+        entries,
         st.binary(max_size=16),
     )
-    records = st.dictionaries(st.text(max_size=4), arrays, max_size=3).map(ArrayRecord)
+    arrays = st.builds(
+        Array,
+        st.sampled_from(["uint8", "bool", "x"]),
+        st.lists(st.integers(-3, 2**63), max_size=10).map(tuple),
+        st.sampled_from([wire.PACKED, "numpy.ndarray"]),
+        st.one_of(st.binary(max_size=16), headers),
+    )
+    records = st.dictionaries(st.sampled_from([wire.NAME, "b"]), arrays, max_size=2).map(ArrayRecord)
     keys = st.sampled_from(
-        ["upload", "answer", "weights", "extra", "tensors", "order", "hello", "refusal", "who"]
+        ["upload", "answer", "weights", "extra", "tensors", "order", "hello", "refusal", "who", "values"]
     )
     content = RecordDict(data.draw(st.dictionaries(keys, st.one_of(configs, records))))
     for read in (
-        lambda: messages.read_upload(content, MESSAGE, 5),
-        lambda: messages.read_answer(content, CENSUS, MESSAGE, 5),
-        lambda: messages.read_order(content),
-        lambda: messages.read_broadcast(content, ORDER),
-        lambda: messages.read_hello(content, 10),
-        lambda: messages.read_question_who(content),
+        lambda: replies.read_upload(content, MESSAGE, 5),
+        lambda: replies.read_answer(content, CENSUS, MESSAGE, 5),
+        lambda: orders.read_order(content),
+        lambda: orders.read_broadcast(content, ORDER),
+        lambda: greetings.read_hello(content, 10),
+        lambda: greetings.read_question_who(content),
     ):
         found = read()
         assert isinstance(found, (Refused, Hello, str))

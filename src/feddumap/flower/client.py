@@ -12,9 +12,10 @@ from flwr.clientapp import ClientApp
 
 from feddumap.cohort.desk import Desk
 from feddumap.errors import FeddumapError
-from feddumap.flower import messages
-from feddumap.flower.messages import Hello, Order
+from feddumap.flower import greetings, orders, replies
+from feddumap.flower.greetings import Hello
 from feddumap.flower.node import Node, accept_gift, holdings_of
+from feddumap.flower.orders import Order
 from feddumap.flower.wire import Refused
 from feddumap.memory import Drawer
 from feddumap.runtime import exact_math
@@ -46,20 +47,20 @@ def _handle(work: Work, state: Path | None, message: Message, context: Context) 
     try:
         content = work(message.content, Node.read(context.node_config, state))
     except FeddumapError as error:
-        content = messages.pack_refusal(str(error))
+        content = replies.pack_refusal(str(error))
     return Message(content, reply_to=message)
 
 
 def hello(content: RecordDict, node: Node) -> RecordDict:
     """Who this is."""
-    token = _good(messages.read_question_who(content))
-    return messages.pack_hello(Hello(node.device, node.data is not None, node.has_gift(token)))
+    token = _good(greetings.read_question_who(content))
+    return greetings.pack_hello(Hello(node.device, node.data is not None, node.has_gift(token)))
 
 
 def train(content: RecordDict, node: Node) -> RecordDict:
     """A round's training; what the device keeps of it stays in its folder."""
     order, broadcast = _read(content, node)
-    gift = _good(messages.read_gift(content))
+    gift = _good(orders.read_gift(content))
     if gift is not None:
         accept_gift(node, order.token, gift)
     drawer = Drawer(node.folder(order.token))
@@ -71,7 +72,7 @@ def train(content: RecordDict, node: Node) -> RecordDict:
         drawer.keep(node.device, order.round, kept)
         # the server may go back as far as the older one of its two checkpoints
         drawer.tidy(order.round - 2 * order.config.run.checkpoint_every)
-    return messages.pack_upload(upload)
+    return replies.pack_upload(upload)
 
 
 def survey(content: RecordDict, node: Node) -> RecordDict:
@@ -82,16 +83,16 @@ def survey(content: RecordDict, node: Node) -> RecordDict:
     desk = Desk(order.config, holdings_of(node, order))
     with exact_math():
         answer = desk.answer(order.question, broadcast, node.device)
-    return messages.pack_answer(answer, order.round)
+    return replies.pack_answer(answer, order.round)
 
 
 def _read(content: RecordDict, node: Node) -> tuple[Order, Broadcast]:
     """An order for this device that it may carry out, and only then its tensors."""
-    order = _good(messages.read_order(content))
+    order = _good(orders.read_order(content))
     if order.device != node.device:
         raise FeddumapError(f"this node is device {node.device}, not {order.device}")
     node.permit(order.config, order.architecture.family)
-    return order, _good(messages.read_broadcast(content, order))
+    return order, _good(orders.read_broadcast(content, order))
 
 
 def _good(value: T | Refused) -> T:

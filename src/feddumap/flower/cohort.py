@@ -14,9 +14,9 @@ from feddumap.cohort.desk import Examiner, SplitHoldings
 from feddumap.config import Config
 from feddumap.device.evaluation import Score
 from feddumap.errors import FeddumapError
-from feddumap.flower import messages
+from feddumap.flower import orders, replies
 from feddumap.flower.answers import MOST_SAMPLES
-from feddumap.flower.messages import Order
+from feddumap.flower.orders import Order
 from feddumap.flower.post import Post
 from feddumap.flower.roster import Roster, Seat
 from feddumap.flower.wire import Refused
@@ -59,7 +59,7 @@ class FlowerCohort:
             most = self._samples.get(device, MOST_SAMPLES) + min(
                 self._given, len(self._holdings.split.server)
             )
-            return messages.read_upload(content, broadcast, device, most)
+            return replies.read_upload(content, broadcast, device, most)
 
         need = max(1, math.ceil(self._config.run.least_share * len(devices)))
         uploads, reasons = self._ask("train", broadcast, None, devices, read, need)
@@ -70,7 +70,7 @@ class FlowerCohort:
         """Answers in the order of `devices`, of all of them."""
 
         def read(content: RecordDict, device: int) -> Answer | Refused:
-            return messages.read_answer(content, question, broadcast, device)
+            return replies.read_answer(content, question, broadcast, device)
 
         answers, _ = self._ask("query", broadcast, question, devices, read, len(devices))
         if question.name == "census":
@@ -93,7 +93,7 @@ class FlowerCohort:
         """What the devices replied, and why the others are missing. With fewer than `need` the missing are
         asked again, after waiting for their nodes."""
         light = question is not None and question.light
-        tensors = messages.pack_broadcast(
+        tensors = orders.pack_broadcast(
             replace(broadcast, weights={}, extra={}, mask={}) if light else broadcast
         )
         good: dict[int, T] = {}
@@ -137,7 +137,7 @@ class FlowerCohort:
         seat: Seat,
         broadcast: Broadcast,
         question: Question | None,
-        tensors: messages.Packed,
+        tensors: orders.Packed,
     ) -> RecordDict:
         order = Order(
             self._token,
@@ -151,7 +151,7 @@ class FlowerCohort:
         )
         wants = question is None and self._given > 0 and seat.own and not seat.has_gift
         gift = self._holdings.shared(device, self._given) if wants else None
-        return messages.pack_order(order, tensors, gift)
+        return orders.pack_order(order, tensors, gift)
 
     def _failure(
         self, question: Question | None, number: int, good: int, need: int, asked: int, bad: dict[int, str]

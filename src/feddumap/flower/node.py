@@ -19,7 +19,7 @@ from feddumap.data.dataset import home
 from feddumap.device.task import Holdings
 from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
-from feddumap.flower.messages import Order
+from feddumap.flower.orders import Order
 from feddumap.memory import load, save
 
 GIFT = "gift.safetensors"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from feddumap.flower import messages
-from feddumap.flower.messages import Hello
+from feddumap.flower import greetings
+from feddumap.flower.greetings import Hello
 from feddumap.flower.post import LONGEST_PAUSE, Post
 from feddumap.flower.wire import Refused
 
@@ -70,7 +70,7 @@ class Roster:
                 self._asked[sent] = node
 
     def _ask(self, node: int) -> str | None:
-        content = messages.pack_question_who(self._token)
+        content = greetings.pack_question_who(self._token)
         return self._post.send(content, node, "query.hello", self._patience)
 
     def _hear(self, devices: Sequence[int], need: int, seconds: float) -> None:
@@ -84,7 +84,7 @@ class Roster:
         for node, reply in self._post.replies(self._asked, seconds, enough):
             if isinstance(reply, Refused):
                 continue  # it is asked again as long as it is connected
-            hello = messages.read_hello(reply, self._devices)
+            hello = greetings.read_hello(reply, self._devices)
             if isinstance(hello, Refused):
                 self._refuse(node, f"it did not say which device it is: {hello.reason}")
             else:
@@ -105,7 +105,7 @@ class Roster:
     def _answers(self, node: int, device: int) -> bool:
         sent = self._ask(node)
         for _, reply in self._post.replies({sent: node} if sent else {}, self._patience):
-            hello = reply if isinstance(reply, Refused) else messages.read_hello(reply, self._devices)
+            hello = reply if isinstance(reply, Refused) else greetings.read_hello(reply, self._devices)
             return not isinstance(hello, Refused) and hello.device == device
         return False
 

@@ -1,28 +1,32 @@
 """Tensors as Flower's records and back. What comes in is checked before memory is made for it.
 
-An array travels as the plain bytes of its numbers, little-endian and row by row, with its type and shape
-(booleans as bits). Nothing that arrives is unpickled or executed, and whatever is wrong with it is a
-`Refused`, which is a value: no message can stop a run.
+The tensors of a record travel as one array, since Flower makes several requests for each: eight bytes with
+the length of a header, the header, a JSON list of [name, type, shape], and the plain bytes of their numbers,
+one tensor after the other, little-endian and row by row (booleans as bits). Nothing that arrives is unpickled
+or executed, and whatever is wrong with it is a `Refused`, which is a value: no message can stop a run.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
+from feddumap.errors import FeddumapError
 from feddumap.types import Tensors
 
-RAW, BITS = "feddumap.raw", "feddumap.bits"
-MOST_BYTES = 2 << 30  # of a record's tensors
-MOST_TENSORS = 100_000
-MOST_TEXT = 4 << 20  # characters of a JSON text
+PACKED, NAME = "feddumap.tensors", "tensors"  # how Flower's array says what it is, and its name
+LENGTH = 8  # bytes for the length of the header
+MOST_BYTES, MOST_HEADER = 2 << 30, 4 << 20  # of a record
+MOST_DIMENSIONS, LARGEST = 8, 2**40
 DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
@@ -32,7 +36,10 @@ DTYPES = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
-INTEGERS = range(-(2**53), 2**53)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,19 @@ class Refused:
 
 class RefusedError(Exception):
     """The same on its way out of a reader, which returns it as `Refused`."""
+
+
+def reader(read: Callable[P, T]) -> Callable[P, T | Refused]:
+    """A reader that returns what it refuses."""
+
+    @wraps(read)
+    def returning(*args: P.args, **kwargs: P.kwargs) -> T | Refused:
+        try:
+            return read(*args, **kwargs)
+        except (RefusedError, FeddumapError) as error:
+            return Refused(str(error))
+
+    return returning
 
 
 @dataclass(frozen=True)
@@ -74,51 +94,80 @@ def forms_of(tensors: Tensors) -> Forms:
     }
 
 
-def pack(tensors: Tensors) -> ArrayRecord:
-    """Tensors as a record."""
-    arrays = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous().numpy()
-        bits = plain.dtype == np.bool_
-        data = np.packbits(plain) if bits else plain.astype(plain.dtype.newbyteorder("<"), copy=False)
-        arrays[name] = Array(
-            str(plain.dtype), tuple(plain.shape), BITS if bits else RAW, np.ascontiguousarray(data).tobytes()
-        )
-    return ArrayRecord(arrays)
+def pack(**groups: Tensors) -> dict[str, ArrayRecord]:
+    """Records of tensors; a group without any has no record."""
+    return {
+        key: ArrayRecord({NAME: Array("uint8", (len(data),), PACKED, data)})
+        for key, tensors in groups.items()
+        if tensors and (data := _to_bytes(tensors))
+    }
 
 
 def unpack(content: RecordDict, key: str, check: Callable[[Forms], str | None]) -> Tensors:
     """The tensors of a record. `check` tells what is wrong with their forms, before any of them is made."""
-    record = content.get(key)
-    if not isinstance(record, ArrayRecord):
-        raise RefusedError(f"it has no arrays {key!r}")
-    if len(record) > MOST_TENSORS:
-        raise RefusedError(f"its {key} are {len(record)} tensors, more than {MOST_TENSORS}")
-    forms = {name: _form(f"{key} {name[:100]!r}", array) for name, array in record.items()}
-    if sum(form.nbytes for form in forms.values()) > MOST_BYTES:
-        raise RefusedError(f"its {key} are larger than {MOST_BYTES} bytes")
+    forms, data = _forms(_data(content[key], key), key) if key in content else ({}, memoryview(b""))
     if problem := check(forms):
         raise RefusedError(f"its {key} {problem}")
-    return {name: _tensor(form, record[name].data) for name, form in forms.items()}
+    found, start = {}, 0
+    for name, form in forms.items():
+        found[name] = _tensor(form, data[start : start + form.nbytes])
+        start += form.nbytes
+    return found
 
 
-def _form(name: str, array: Array) -> Form:
-    """What an array claims to be, if its bytes can be that."""
-    if array.dtype not in DTYPES or array.stype != (BITS if array.dtype == "bool" else RAW):
-        raise RefusedError(
-            f"its {name} is {array.dtype[:40]!r} in {array.stype[:40]!r}, which is unknown here"
-        )
-    if len(array.shape) > 8 or not all(0 <= size < 2**40 for size in array.shape):
-        raise RefusedError(f"its {name} has the shape {str(array.shape)[:100]}")
-    form = Form(array.dtype, tuple(array.shape))
-    if form.nbytes != len(array.data):
-        raise RefusedError(
-            f"its {name} has {len(array.data)} bytes where {array.dtype} {form.shape} has {form.nbytes}"
-        )
-    return form
+def _to_bytes(tensors: Tensors) -> bytes:
+    forms = forms_of(tensors)
+    header = json.dumps([[name, form.dtype, form.shape] for name, form in forms.items()]).encode()
+    parts = [struct.pack("<Q", len(header)), header]
+    for tensor in tensors.values():
+        plain = tensor.detach().cpu().contiguous().numpy()
+        bits = plain.dtype == np.bool_
+        data = np.packbits(plain) if bits else plain.astype(plain.dtype.newbyteorder("<"), copy=False)
+        parts.append(np.ascontiguousarray(data).tobytes())
+    return b"".join(parts)
 
 
-def _tensor(form: Form, data: bytes) -> torch.Tensor:
+def _data(record: object, key: str) -> memoryview:
+    """The bytes of a record that has one array of them."""
+    array = record.get(NAME) if isinstance(record, ArrayRecord) and len(record) == 1 else None
+    if array is None or (array.dtype, array.stype) != ("uint8", PACKED):
+        raise RefusedError(f"its {key} are no tensors")
+    if len(array.data) > MOST_BYTES:
+        raise RefusedError(f"its {key} are larger than {MOST_BYTES} bytes")
+    return memoryview(array.data)
+
+
+def _forms(data: memoryview, key: str) -> tuple[dict[str, Form], memoryview]:
+    """What the header says of the tensors, if their bytes can be that, and those bytes."""
+    size = int.from_bytes(data[:LENGTH], "little")
+    if len(data) < LENGTH or size > min(MOST_HEADER, len(data) - LENGTH):
+        raise RefusedError(f"its {key} have no whole header")
+    try:
+        header = json.loads(bytes(data[LENGTH : LENGTH + size]))
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"the header of its {key} is not JSON ({str(error)[:100]})") from None
+    if not isinstance(header, list):
+        raise RefusedError(f"the header of its {key} is no list")
+    forms = dict(_form(entry, key) for entry in header)
+    if len(forms) != len(header):
+        raise RefusedError(f"its {key} have a name twice")
+    rest = data[LENGTH + size :]
+    whole = sum(form.nbytes for form in forms.values())
+    if whole != len(rest):
+        raise RefusedError(f"its {key} have {len(rest)} bytes where their header says {whole}")
+    return forms, rest
+
+
+def _form(entry: object, key: str) -> tuple[str, Form]:
+    match entry:
+        case [str(name), str(dtype), [*sizes]] if dtype in DTYPES and len(sizes) <= MOST_DIMENSIONS:
+            shape = tuple(size for size in sizes if type(size) is int and 0 <= size < LARGEST)
+            if len(shape) == len(sizes):
+                return name, Form(dtype, shape)
+    raise RefusedError(f"its {key} have a tensor of no known form ({str(entry)[:100]})")
+
+
+def _tensor(form: Form, data: memoryview) -> torch.Tensor:
     if not form.count:
         return torch.empty(form.shape, dtype=DTYPES[form.dtype])
     if form.dtype == "bool":
@@ -156,56 +205,3 @@ def named_alike(weights: Forms) -> Callable[[Forms], str | None]:
         return None
 
     return check
-
-
-def numbers_of(content: RecordDict, key: str) -> ConfigRecord:
-    """A record of numbers and texts."""
-    record = content.get(key)
-    if not isinstance(record, ConfigRecord):
-        raise RefusedError(f"it has no record {key!r}")
-    return record
-
-
-def integer(record: ConfigRecord, key: str, allowed: range = INTEGERS) -> int:
-    value = record.get(key)
-    if type(value) is not int or value not in allowed:
-        raise RefusedError(
-            f"its {key} is {str(value)[:40]!r}, expected a whole number from {allowed[0]} to {allowed[-1]}"
-        )
-    return value
-
-
-def real(record: ConfigRecord, key: str) -> float:
-    value = record.get(key)
-    if type(value) is not float or not math.isfinite(value):
-        raise RefusedError(f"its {key} is {str(value)[:40]!r}, expected a finite number")
-    return value
-
-
-def text(record: ConfigRecord, key: str) -> str:
-    value = record.get(key)
-    if not isinstance(value, str) or len(value) > MOST_TEXT:
-        raise RefusedError(f"its {key} is missing, no text or longer than {MOST_TEXT} characters")
-    return value
-
-
-def flag(record: ConfigRecord, key: str) -> bool:
-    value = record.get(key)
-    if not isinstance(value, bool):
-        raise RefusedError(f"its {key} is {str(value)[:40]!r}, expected true or false")
-    return value
-
-
-def mapping(record: ConfigRecord, key: str) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        value = json.loads(text(record, key), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"its {key} is not JSON ({str(error)[:100]})") from None
-    if not isinstance(value, dict):
-        raise RefusedError(f"its {key} is not a JSON object")
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
