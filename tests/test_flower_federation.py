@@ -208,11 +208,11 @@ def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     made = project.create(folder, 4, sets=[*QUICK, "train.rounds=4", "method.name=fedavg"])
     with pytest.MonkeyPatch.context() as patch, Processes(folder / "logs") as processes:
         patch.setenv("FEDDUMAP_HOME", str(prepared_home))
-        federation = Federation(made, processes)
-        federation.start_server()
+        federation = Federation(made, processes, lasting=True)
+        federation.start_superlink()
         federation.register(range(4))
-        for node in range(4):
-            federation.start_node(node)
+        federation.start_nodes(range(4))
+        federation.start_apps(range(4))
         live = Four(federation, processes)
         for method in METHODS:
             live.start(method)
@@ -343,7 +343,7 @@ def test_up_ends_when_the_server_does_but_not_with_a_device(tmp_path: Path) -> N
         look({"superlink": -9}, begun=True)
     with pytest.raises(FeddumapError, match="node-0 ended"):
         look({"node-0": 1}, begun=False)
-    look({"node-0": 1, "device-0": 0}, begun=True)
+    look({"node-0": 1}, begun=True)
     assert said == ["node-0 ended (it said why); the run goes on without it"]
 
 

@@ -1,7 +1,7 @@
 """A federation on this machine: a SuperLink and SuperNodes with TLS and node authentication, and a run.
 
-Two processes make the server: the SuperLink, and the SuperExec that runs the server's app for it. A device is
-a SuperNode, which has its app run itself. All that Flower remembers is in a folder of the project's.
+The server is the SuperLink, a device is a SuperNode. The apps of all of them are run by one more process,
+`apps`. All that Flower remembers is in a folder of the project's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ from feddumap.flower.processes import Processes
 from feddumap.flower.programs import DIRECT, HOST, environment, free_ports, program
 from feddumap.flower.project import CONNECTION, Project
 
-SERVER = ("superlink", "superexec")
+SERVER = ("superlink", "apps")
+SEPARATOR = "--"  # between the arguments of several, for `feddumap.flower.warm`
 START = 90.0  # seconds for the SuperLink to listen
 
 
 class Federation:
     """The processes of a federation, by name: superlink, superexec, node-0, node-1 and so on, and run."""
 
-    def __init__(self, project: Project, processes: Processes) -> None:
+    def __init__(self, project: Project, processes: Processes, lasting: bool = False) -> None:
+        """With `lasting` the SuperLink has a database, and finds its nodes and runs again when it is started
+        again; it takes half as much time again for every request then."""
         self.project = project
+        self._lasting = lasting
+        self._ports: dict[int, int] = {}
         self.processes = processes
         self.port = free_ports(1)[0]
         self.address = f"{HOST}:{self.port}"
@@ -43,20 +48,13 @@ class Federation:
         self.home.mkdir(parents=True)
         private(self.home / "node.secret", secrets.token_bytes(32))
 
-    def start_server(self) -> None:
-        """Start the SuperLink and, when it listens, the process that runs the server's app."""
+    def start_superlink(self) -> None:
+        """Start the SuperLink, and wait until it listens."""
         keys = self.project.keys
         projects.connect(self.home / "flwr", self.address, keys / "ca.crt")
-        self.start_superlink()
-        command: list[object] = ["flower-superexec", "--runtime-api-address", self.address]
-        command += ["--root-certificates", keys / "ca.crt"]
-        self.start("superexec", [*command, "--superexec-auth-secret-file", keys / "superexec.secret"])
-
-    def start_superlink(self) -> None:
-        """Start the SuperLink, and wait until it listens. Started again it remembers nodes and runs."""
-        keys = self.project.keys
         command: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port]
-        command += ["--enable-supernode-auth", "--database", self.home / "superlink.db"]
+        command += ["--enable-supernode-auth"]
+        command += ["--database", self.home / "superlink.db"] if self._lasting else []
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt"]
         command += ["--ssl-keyfile", keys / "server.key", "--isolation", "process"]
         self.start("superlink", [*command, "--superexec-auth-secret-file", keys / "superexec.secret"])
@@ -68,20 +66,37 @@ class Federation:
             for node in nodes:
                 control.register(client, self.project.keys / f"node-{node}.pub")
 
-    def start_node(self, node: int) -> None:
-        """Start a device's SuperNode, and the process that has its app run, which ends when that does."""
-        keys, port = self.project.keys, free_ports(1)[0]
-        secret = ("--superexec-auth-secret-file", self.home / "node.secret")
-        command: list[object] = ["flower-supernode", "--superlink", self.address, "--host", HOST]
-        command += ["--port", port, "--root-certificates", keys / "ca.crt", "--isolation", "process", *secret]
-        command += ["--auth-supernode-private-key", keys / f"node-{node}"]
-        chosen = self.home / f"node-{node}.toml"
-        state = str(self.project.home / "state")  # a run that goes on needs what its devices kept
-        write_text(chosen, tomli_w.dumps({"partition-id": node, "state": state}))
-        self.start(f"node-{node}", [*command, "--node-config", chosen])
-        command = ["python", "-m", "feddumap.flower.warm", "--runtime-api-address", f"{HOST}:{port}"]
-        command += ["--insecure", *secret, "--parent-pid", self.processes.pids[f"node-{node}"]]
-        self.start(f"device-{node}", command)
+    def start_nodes(self, nodes: Sequence[int]) -> None:
+        """Start the SuperNodes of devices."""
+        keys, secret = self.project.keys, self.home / "node.secret"
+        for node, port in zip(nodes, free_ports(len(nodes)), strict=True):
+            command: list[object] = ["flower-supernode", "--superlink", self.address, "--host", HOST]
+            command += ["--port", port, "--isolation", "process", "--superexec-auth-secret-file", secret]
+            command += ["--root-certificates", keys / "ca.crt"]
+            command += ["--auth-supernode-private-key", keys / f"node-{node}"]
+            chosen = self.home / f"node-{node}.toml"
+            state = str(self.project.home / "state")  # a run that goes on needs what its devices kept
+            write_text(chosen, tomli_w.dumps({"partition-id": node, "state": state}))
+            self.start(f"node-{node}", [*command, "--node-config", chosen])
+            self._ports[node] = port
+
+    def start_apps(self, nodes: Sequence[int]) -> None:
+        """Start the process that has apps run: the server's, and those of devices, which end with their
+        SuperNodes."""
+        keys, secret = self.project.keys, "--superexec-auth-secret-file"
+        command: list[object] = [
+            "python",
+            "-m",
+            "feddumap.flower.warm",
+            "--runtime-api-address",
+            self.address,
+        ]
+        command += ["--root-certificates", keys / "ca.crt", secret, keys / "superexec.secret"]
+        for node in nodes:
+            command += [SEPARATOR, "--runtime-api-address", f"{HOST}:{self._ports[node]}", "--insecure"]
+            command += [secret, self.home / "node.secret"]
+            command += ["--parent-pid", self.processes.pids[f"node-{node}"]]
+        self.start("apps", command)
 
     def start_run(self, name: str = "run", **settings: str) -> None:
         """Start the run, with other settings than the project's if there are any. The process of that name

@@ -38,21 +38,29 @@ class Post:
         self, waiting: dict[str, T], seconds: float, enough: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[T, RecordDict | Refused]]:
         """The replies to the messages with these ids, as they come, until there are `enough` or the time is
-        over. What is replied to is taken out of `waiting`."""
+        over. What is replied to is taken out of `waiting`.
+
+        Every look is a request to the SuperLink. So one message after the other is looked at, and all of them
+        once a reply has come, or when there is no time left.
+        """
         until = time.monotonic() + seconds
-        pause = SHORTEST_PAUSE
+        pause, turn = SHORTEST_PAUSE, 0
+        looked = list(waiting)
         while True:
             came = False
-            for sent in list(waiting):
+            for sent in looked:
                 reply = self._reply(sent)
                 if reply is not None:
                     came = True
                     yield waiting.pop(sent), reply
             left = until - time.monotonic()
-            if not waiting or enough() or left <= 0:
+            if not waiting or enough() or (left <= 0 and len(looked) >= len(waiting)):
                 return
             pause = SHORTEST_PAUSE if came else min(1.5 * pause, LONGEST_PAUSE)
-            time.sleep(min(pause, left))
+            time.sleep(max(0.0, min(pause, left)))
+            turn += 1
+            known = list(waiting)
+            looked = known if came or left <= 0 else [known[turn % len(known)]]
 
     def _reply(self, sent: str) -> RecordDict | Refused | None:
         """The reply to one message, or None if there is none yet. They are fetched one by one, because a

@@ -50,11 +50,11 @@ def up(
         before = len(read_records(project.run))
         federation = Federation(project, processes)
         show("starting the SuperLink", [])
-        federation.start_server()
+        federation.start_superlink()
         show(f"registering {nodes} devices", [])
         federation.register(range(nodes))
-        for node in range(nodes):
-            federation.start_node(node)
+        federation.start_nodes(range(nodes))
+        federation.start_apps(range(nodes))
         federation.start_run()
         lost: set[str] = set()
         while "run" not in (ended := processes.ended(0.5)):
@@ -79,8 +79,7 @@ def _look(federation: Federation, ended: Mapping[str, int], lost: set[str], begu
             continue
         if name in SERVER or not begun:
             raise federation.died(name)
-        number = name.rpartition("-")[2]
-        lost |= {f"node-{number}", f"device-{number}"}  # neither is of use without the other
+        lost.add(name)
         say(f"{name} ended ({federation.processes.last_words(name)}); the run goes on without it")
 
 
