@@ -189,3 +189,31 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert (found["model"], found["workers"], found["epochs"], found["rounds"]) == ("lenet", 1, 1, 1)
     assert "unknown model 'lent'" in call("rounds", "--model", "lent")
     assert "unknown model 'lent'" in call("scale", "--model", "lent")
+
+
+def test_flower(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times and bytes are put side by side; tests/test_flower_up.py has a real federation up."""
+    pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
+    from feddumap import api
+    from feddumap.flower import up
+    from feddumap.flower.project import Project
+
+    def carried_out(made: Project, nodes: int, say: Any, show: Any) -> up.Finished:
+        run = api.train(made.config().replace(run={"engine": "local"}), made.run)
+        down, back = (sum(record[key] for record in run.records) for key in ("bytes_down", "bytes_up"))
+        return up.Finished(run.summary, up.Traffic(down, back, down + down // 10, back + back // 20))
+
+    monkeypatch.setattr(up, "up", carried_out)
+    for options in ([], ["--json"]):
+        monkeypatch.setattr(
+            sys, "argv", ["feddumap", "bench", "flower", "--nodes", "2", "--rounds", "1", *options]
+        )
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
+        said = capsys.readouterr().out
+        assert options or "sends +7.5% of the bytes counted" in " ".join(said.split())
+    found = json.loads(said)
+    assert found["same_weights"]
+    assert (found["devices"], found["rounds"], found["model"]) == (2, 1, "lenet")
+    assert found["bytes_down"]["counted"] == 2 * 2 * 4 * found["parameters"]
+    assert found["flower"].keys() == found["simulation"].keys()

@@ -19,7 +19,7 @@ from tests.test_flower_cohort import alike, config_of
 @pytest.mark.parametrize("method", ["feddumap", "prunefl", "fedda"])
 def test_ray_and_the_pool_agree_bit_for_bit(home: Path, method: str) -> None:
     """Four devices, four rounds, with prunings where the method has them."""
-    few = {"rounds": 4, "cohort": 4, "stack": 1}
+    few = {"rounds": 4, "cohort": 2, "stack": 1}
     expected = api.train(config_of(method, "local", train=few, run={"workers": 2}))
     run = api.start(config_of(method, "ray", train=few, run={"timeout": 120.0, "workers": 2}))
     run.engine = engine_of("ray")

@@ -1,0 +1,163 @@
+"""`feddumap flower init` and `up`: folders whole or none, processes that end as one, and runs that go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from zipfile import ZipFile
+
+import pytest
+from typer.testing import CliRunner
+
+from feddumap.cli import app
+from feddumap.errors import FeddumapError
+from feddumap.runs import read_records
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
+
+from cryptography import x509
+from flwr.cli.build import build_fab_from_disk
+
+from feddumap.flower import keys, programs, project, up
+from feddumap.flower.federation import Federation
+from tests.flower_processes import LIMIT, QUICK, command_lines, family, pids, until
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+
+
+@dataclass
+class Live:
+    """A federation's folder and the command that has it up."""
+
+    folder: Path
+    home: Path
+    process: subprocess.Popen[str] | None = None
+
+    def up(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "feddumap", "flower", "up", str(self.folder), *options]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "FEDDUMAP_HOME": str(self.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return self.process
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it printed, when it has ended; nothing may be left of it then."""
+        assert self.process is not None
+        said, _ = self.process.communicate(timeout=LIMIT)
+        assert pids(self.folder) == []
+        return self.process.returncode, said
+
+    def records(self) -> int:
+        return len(read_records(self.folder / "run"))
+
+
+def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = project.create(tmp_path / "fed", 2, ["fl.example.org", "10.0.0.5"], ["train.rounds=3"])
+    assert made.nodes == 2
+    assert made.config().train.rounds == 3
+    secret = {"server.key", "superexec.secret", "node-0", "node-1"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made.keys.iterdir()}
+    assert {name for name, mode in modes.items() if mode == 0o600} == secret
+    certificate = x509.load_pem_x509_certificate((made.keys / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "fl.example.org"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.5"]
+    with ZipFile(BytesIO(build_fab_from_disk(made.path))) as shipped:
+        files = {".info/CONTENT", "pyproject.toml", *(f"federation/{name}" for name in project.APP)}
+        assert set(shipped.namelist()) == files
+    with pytest.raises(FeddumapError, match="exists already"):
+        project.create(tmp_path / "fed", 2)
+    with pytest.raises(FeddumapError, match="fedavg has no keys"):
+        project.create(tmp_path / "other", 2, sets=["method.name=fedavg", "method.prune_round=2"])
+    with pytest.raises(FeddumapError, match=r"--host 'https://x'"):
+        project.create(tmp_path / "other", 2, ["https://x"])
+    monkeypatch.setattr(keys, "make_node_key", lambda path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        project.create(tmp_path / "other", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["fed"]
+
+
+def test_without_flower_the_commands_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "find_spec", lambda name: None)
+    for command in ("init", "up"):
+        result = CliRunner().invoke(app, ["flower", command, str(tmp_path / "fed")])
+        assert "pip install 'feddumap[flower]'" in str(result.exception)
+
+
+def test_processes_end_with_the_one_that_wanted_them(tmp_path: Path) -> None:
+    """Even if that is killed, and whatever they started themselves."""
+    script = tmp_path / "wants.py"
+    script.write_text(
+        "import os, sys, time\nfrom pathlib import Path\nfrom feddumap.flower.processes import Processes\n"
+        "with Processes(Path(sys.argv[1])) as processes:\n"
+        "    processes.start('one', ['sh', '-c', 'sleep 1234.5 & sleep 1234.5'], dict(os.environ))\n"
+        "    processes.start('two', ['sh', '-c', 'echo because; exit 3'], dict(os.environ))\n"
+        "    print(processes.wait('two'), processes.last_words('two'), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "logs")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "3 because\n"
+    assert len([line for line in command_lines().values() if line.startswith("sleep 1234.5")]) == 2
+    process.kill()
+    process.communicate()
+    until(lambda: "sleep 1234.5" not in " ".join(command_lines().values()), "the end of them", 20)
+
+
+def test_up_survives_a_killed_device_ends_at_ctrl_c_and_goes_on(prepared_home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    project.create(folder, 2, sets=[*QUICK, "method.name=fedavg", "train.rounds=4", "run.timeout=8"])
+    live = Live(folder, prepared_home)
+    process = live.up()
+    until(lambda: live.records() or process.poll() is not None, "a round")
+    (node,) = pids(folder, "node-1.toml")
+    os.kill(node, signal.SIGKILL)
+    until(lambda: live.records() >= 2 or process.poll() is not None, "another round")
+    assert process.poll() is None, process.communicate()[0]
+    assert read_records(folder / "run")[1]["lost"] == {"1": "it did not answer within 8 s"}
+    members = family(process.pid)
+    process.send_signal(signal.SIGINT)
+    code, said = live.end()
+    assert code == 130
+    assert "node-1 ended" in said
+    assert f"go on with: feddumap flower up {folder}" in said
+    assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+    live.up()
+    code, said = live.end()
+    assert code == 0, said
+    assert "Flower sent" in said
+    records = read_records(folder / "run")
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert "lost" not in records[3]
+    assert records[3]["devices"] == [0, 1]
+
+
+def test_up_ends_when_the_server_does_but_not_with_a_device(tmp_path: Path) -> None:
+    class Fake:
+        processes = SimpleNamespace(last_words=lambda name: "it said why", log=lambda name: "its.log")
+        died = Federation.died
+
+    said: list[str] = []
+    look = partial(up._look, cast("Federation", Fake()), lost=set(), say=said.append)
+    with pytest.raises(FeddumapError, match=r"superlink ended before its time: it said why \(more in its"):
+        look({"superlink": -9}, begun=True)
+    with pytest.raises(FeddumapError, match="node-0 ended"):
+        look({"node-0": 1}, begun=False)
+    look({"node-0": 1}, begun=True)
+    assert said == ["node-0 ended (it said why); the run goes on without it"]
