@@ -155,12 +155,11 @@ def flower(
         ("bytes from devices", up["received"], up["counted"]),
     ]
     title = f"{model} · {_times(nodes, 'device')} · {_times(rounds, 'round')}"
-    terminal.table(title, ("", "over Flower", "simulation"), rows)
-    over_all = down["sent"] + up["received"]
-    counted = down["counted"] + up["counted"]
+    terminal.table(title, ("", "over Flower", "simulated, counted"), rows)
+    more = (down["sent"] + up["received"]) / (down["counted"] + up["counted"]) - 1
+    longer = over["seconds_per_round"] - alone["seconds_per_round"]
     terminal.out.print(
-        f"A round over Flower takes {over['seconds_per_round'] - alone['seconds_per_round']:.1f} s more and "
-        f"sends {over_all / counted - 1:+.1%} of the bytes counted; the weights are "
+        f"A round over Flower takes {longer:.1f} s more, with {more:.1%} more bytes than are counted; the weights are "
         f"{'the same' if found['same_weights'] else 'NOT the same'}, bit for bit.",
         markup=False,
     )

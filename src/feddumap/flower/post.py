@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from feddumap.flower.wire import Refused
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two looks for replies
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds between two looks for replies
 MARGIN = 60.0  # seconds that a message stays valid beyond the time that is waited for its reply
 
 T = TypeVar("T")

@@ -43,7 +43,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         **DIRECT,
         "OMP_NUM_THREADS": "1",
         "PATH": _search_path(),
