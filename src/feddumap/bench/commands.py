@@ -159,8 +159,8 @@ def flower(
     more = (down["sent"] + up["received"]) / (down["counted"] + up["counted"]) - 1
     longer = over["seconds_per_round"] - alone["seconds_per_round"]
     terminal.out.print(
-        f"A round over Flower takes {longer:.1f} s more, with {more:.1%} more bytes than are counted; the weights are "
-        f"{'the same' if found['same_weights'] else 'NOT the same'}, bit for bit.",
+        f"A round over Flower takes {longer:.1f} s more, with {more:.1%} more bytes than are counted; the "
+        f"weights are {'the same' if found['same_weights'] else 'NOT the same'}, bit for bit.",
         markup=False,
     )
 

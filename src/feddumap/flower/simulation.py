@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import tempfile
 import threading
@@ -19,12 +20,14 @@ from feddumap.flower.client import client_app
 from feddumap.flower.cohort import FlowerCohort
 from feddumap.runtime import cores
 
+CLUSTER = "RAY_ADDRESS"  # the variable that has Ray join a cluster, which has cores of its own
 POLL = 0.5  # seconds between two looks whether the simulation could be started
 
 
 def simulated(run: Run) -> FlowerCohort:
-    """The devices of a run as nodes of Flower's simulation, one core each. What they keep for themselves is
-    in the run directory or, without one, is gone at the end."""
+    """The devices of a run as nodes of Flower's simulation, one core each, on this machine or on the cluster
+    that RAY_ADDRESS names. What they keep for themselves is in the run directory or, without one, is gone at
+    the end."""
     temporary = None if run.directory is not None else tempfile.TemporaryDirectory(prefix="feddumap-nodes-")
     state = (
         run.directory.path / "nodes" if run.directory is not None else Path(str(temporary and temporary.name))
@@ -78,13 +81,11 @@ class Simulation:
     def _simulate(self, devices: int, workers: int, state: Path) -> None:
         app = ServerApp()
         app.main()(self._lend)
+        init: dict[str, ConfigRecordValues] = {"logging_level": "error", "log_to_driver": False}
+        if not os.environ.get(CLUSTER):
+            init |= {"num_cpus": workers, "include_dashboard": False}
         backend: dict[str, dict[str, ConfigRecordValues]] = {
-            "init_args": {
-                "num_cpus": workers,
-                "include_dashboard": False,
-                "logging_level": "error",
-                "log_to_driver": False,
-            },
+            "init_args": init,
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         }
         try:
