@@ -20,7 +20,7 @@ types: $(DEV)
 	$(BIN)/mypy
 
 tests: $(DEV)
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # The report's page in a real browser. `make test` leaves tests/browser out (norecursedirs in pyproject.toml),
 # because pip cannot install Chromium.

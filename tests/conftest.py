@@ -14,10 +14,27 @@ from hypothesis import settings
 from feddumap.config import Config
 from feddumap.data import sources
 from feddumap.data.dataset import Dataset
+from feddumap.runtime import cores
+
+LONGEST = ("flower_federation", "flower_up", "export", "flower_ray", "runs", "methods", "pool", "grid")
+"""The test files that take longest, which begin first, so that no worker waits for another one at the end."""
 
 # a busy machine is no mistake, and the same examples every time make a failure repeatable
 settings.register_profile("feddumap", deadline=None, derandomize=True)
 settings.load_profile("feddumap")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for `-n auto`: federations spend much of their time waiting."""
+    return cores() + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,9 @@ def test_a_pruned_run(home: Path, tmp_path: Path, to: str) -> None:
 
 @pytest.mark.parametrize("name", ["imc", "prunefl"])
 def test_a_masked_run(home: Path, tmp_path: Path, name: str) -> None:
-    run = trained(tmp_path / "run", {"name": name, "prune_round": 1} if name == "imc" else {"name": name})
+    run = trained(
+        tmp_path / "run", {"name": name, **({"prune_round": 1} if name == "imc" else {"first_passes": 20})}
+    )
     state = read_checkpoint(run / "checkpoint-000003.json").state
     assert state.mask
     left_out = sum(int((~kept).sum()) for kept in state.mask.values())

@@ -36,6 +36,7 @@ from tests.conftest import small
 from tests.flower_grid import FakeGrid, FakeNode, Mischief
 
 DEVICES = 4
+FOUR = {"rounds": 2, "cohort": 4, "stack": 1}
 METHODS: dict[str, dict[str, Any]] = {
     "feddumap": {"prune_round": 2, "rate_nodes": "selected"},
     "prunefl": {"adjust_every": 2, "first_passes": 20},
@@ -49,7 +50,7 @@ def config_of(method: str, engine: str = "flower", **sections: dict[str, Any]) -
     sections["run"] = {"engine": engine, "timeout": 0.4, **sections.get("run", {})}
     return small(
         data={"devices": DEVICES},
-        method={"name": method, **METHODS.get(method, {})},
+        method={"name": method, **METHODS.get(method, {}), **sections.pop("method", {})},
         **{"train": {"rounds": 4, "cohort": 3, "stack": 1}, **sections},
     )
 
@@ -254,6 +255,23 @@ def test_a_survey_needs_every_answer(run: api.Run, tmp_path: Path) -> None:
     sentence = r"3 of 4 devices answered well when asked 'census', 4 .* \(device 3: it has no node\)"
     with pytest.raises(FeddumapError, match=sentence):
         cohort_of(run, grid)
+
+
+def test_a_pruning_goes_on_without_a_devices_rate(home: Path, tmp_path: Path) -> None:
+    """Its rate is left out, with the reason in the record; the device trains again afterwards."""
+
+    def no_rate(message: Message, content: RecordDict) -> RecordDict | Error | None:
+        asked = message.content.get("question", ConfigRecord())
+        return None if asked.get("name") == "rate" else content
+
+    grid = FakeGrid.of(DEVICES, state=str(tmp_path))
+    grid.node(2).mischief = no_rate
+    config = config_of("feddumap", method={"prune_round": 1, "rate_nodes": "all"}, train=FOUR)
+    records = over(grid, config).run().records
+    assert records[1]["lost"] == {"2": "it did not answer within 0.4 s"}
+    assert [node["device"] for node in records[1]["pruning"]["nodes"]] == [-1, 0, 1, 3]
+    assert records[1]["devices"] == [0, 1, 2, 3]
+    assert records[1]["parameters"] < records[0]["parameters"]
 
 
 def test_a_device_without_a_node_is_missing_and_may_come_back(run: api.Run, tmp_path: Path) -> None:

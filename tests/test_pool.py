@@ -73,8 +73,8 @@ def test_pool_and_process_agree_bit_for_bit(run: api.Run, pool: Pool) -> None:
 @pytest.mark.parametrize("family", ["cnn", "resnet18"])
 def test_workers_do_not_change_a_run(home: Path, family: str) -> None:
     """Batch norm's buffers and counters included."""
-    keys = {"data": {"devices": 60}, "model": {"name": family}, "train": {"rounds": 2, "cohort": 2}}
-    runs = [api.train(small(**keys, run={"workers": workers})) for workers in (1, 2)]
+    keys = {"data": {"devices": 100}, "model": {"name": family}, "train": {"rounds": 2, "cohort": 2}}
+    runs = [api.train(small(**keys, run={"workers": workers, "evaluate_every": 2})) for workers in (1, 2)]
     assert digest(runs[0].state.weights) == digest(runs[1].state.weights)
     for one, two in zip(runs[0].records, runs[1].records, strict=True):
         assert {**one, "wall": 0} == {**two, "wall": 0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -143,17 +143,19 @@ def rounds(
                 bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else gift),
                 bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
                 clock=state.clock,
-                metrics={**shape_metrics, **metrics, **gate.metrics()},
+                metrics={**shape_metrics, **metrics, **gate.metrics(metered.lost)},
             ),
         )
 
 
 class Metered:
-    """A cohort whose surveys are charged: the broadcast to each device asked, and each answer."""
+    """A cohort whose surveys are charged: the broadcast to each device asked, and each answer. Answers that
+    were `lost` are not passed on."""
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort
         self.down = self.up = 0
+        self.lost: dict[str, str] = {}
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | Loss]:
         return self._cohort.train(broadcast, devices)
@@ -161,6 +163,9 @@ class Metered:
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         for answer in self._cohort.survey(question, broadcast, devices):
             self.down += broadcast.nbytes
+            if answer.lost:
+                self.lost[str(answer.device)] = answer.lost
+                continue
             self.up += answer.nbytes
             yield answer
 
@@ -213,10 +218,10 @@ class Gate:
                 f"infinite): lower train.lr (it was {self._message.lr:g} in this round)"
             )
 
-    def metrics(self) -> Metrics:
-        """What deserves a place in the record: only where something was left out."""
-        dropped = list(self._timing.dropped)
-        left_out: Metrics = {"dropped": dropped, "rejected": self._rejected, "lost": self._lost}
+    def metrics(self, unanswered: Mapping[str, str]) -> Metrics:
+        """What deserves a place in the record: only where something was left out, here or in a survey."""
+        dropped, lost = list(self._timing.dropped), {**unanswered, **self._lost}
+        left_out: Metrics = {"dropped": dropped, "rejected": self._rejected, "lost": lost}
         return {name: devices for name, devices in left_out.items() if devices}
 
 

@@ -48,6 +48,11 @@ def story(path: Path) -> dict[str, Any]:
         "left_out": {
             what: sum(len(record.get(what, [])) for record in records) for what in ("dropped", "rejected")
         },
+        "lost": [
+            {"round": record["round"], "device": int(device), "reason": reason}
+            for record in records
+            for device, reason in record.get("lost", {}).items()
+        ],
         "curve": [_point(record) for record in _spread(evaluated(records))],
     }
 
@@ -98,6 +103,18 @@ def show(value: dict[str, Any]) -> None:
         )
     for pruning in value["prunings"]:
         _show_pruning(pruning)
+    if lost := value["lost"]:
+        title = f"Devices that were missing, {len(lost)} times" + (
+            ", the last of them" if len(lost) > POINTS else ""
+        )
+        rows = [(each["round"], each["device"], each["reason"]) for each in lost[-POINTS:]]
+        terminal.table(title, ("round", "device", "reason"), rows)
+
+
+def _show_lost(lost: list[dict[str, Any]]) -> None:
+    columns = ("round", "device", "reason")
+    title = f"Devices that were missing, {len(lost)} times" + (", at last" if len(lost) > POINTS else "")
+    terminal.table(title, columns, [[each[name] for name in columns] for each in lost[-POINTS:]])
 
 
 def _show_pruning(pruning: dict[str, Any]) -> None:

@@ -105,21 +105,24 @@ class Question:
     """What the server asks devices without training; `settings` must be JSON.
 
     A `light` question is answered at once and without the weights, so that many devices may share a message
-    and none of them need be sent.
+    and none of them need be sent. With a `partial` one the server can do without the answers of some devices.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     light: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A device's answer: numbers in `values` (JSON), arrays in `tensors`."""
+    """A device's answer: numbers in `values` (JSON), arrays in `tensors`. To a `partial` question there may
+    be none; then `lost` says why."""
 
     device: int
     values: Mapping[str, Any] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=dict)
+    lost: str = ""
 
     @property
     def nbytes(self) -> int:

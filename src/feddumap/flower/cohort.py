@@ -61,21 +61,28 @@ class FlowerCohort:
             )
             return replies.read_upload(content, broadcast, device, most)
 
-        need = max(1, math.ceil(self._config.run.least_share * len(devices)))
-        uploads, reasons = self._ask("train", broadcast, None, devices, read, need)
+        uploads, reasons = self._ask("train", broadcast, None, devices, read, self._least(devices))
         for device in devices:
             yield uploads.pop(device) if device in uploads else Loss(device, reasons[device])
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
-        """Answers in the order of `devices`, of all of them."""
+        """Answers in the order of `devices`, of all of them; to a partial question some may be lost."""
 
         def read(content: RecordDict, device: int) -> Answer | Refused:
             return replies.read_answer(content, question, broadcast, device)
 
-        answers, _ = self._ask("query", broadcast, question, devices, read, len(devices))
+        need = self._least(devices) if question.partial else len(devices)
+        answers, reasons = self._ask("query", broadcast, question, devices, read, need)
         if question.name == "census":
             self._samples = {device: answer.values["samples"] for device, answer in answers.items()}
-        return (answers[device] for device in devices)
+        return (
+            answers[device] if device in answers else Answer(device, lost=reasons[device])
+            for device in devices
+        )
+
+    def _least(self, devices: Sequence[int]) -> int:
+        """How many of them must answer."""
+        return min(len(devices), max(1, math.ceil(self._config.run.least_share * len(devices))))
 
     def evaluate(self, state: ServerState) -> Score:
         """On the server, which has the test images."""

@@ -82,10 +82,11 @@ def up(
             terminal.say(f"stopped; go on with: feddumap flower up {directory}")
             raise typer.Exit(exit_code(stop)) from None
         summary, traffic = finished.summary, finished.traffic
+        sent, received, down, back = map(
+            terminal.megabytes, (traffic.sent, traffic.received, traffic.counted_down, traffic.counted_up)
+        )
         terminal.say(
-            f"Flower sent {_megabytes(traffic.sent)} to the devices and received "
-            f"{_megabytes(traffic.received)}; counted were {_megabytes(traffic.counted_down)} and "
-            f"{_megabytes(traffic.counted_up)}"
+            f"Flower sent {sent} to the devices and received {received}; counted were {down} and {back}"
         )
     terminal.print_summary(summary)
     terminal.out.print(f"run directory: {found.run}", markup=False)
@@ -100,10 +101,6 @@ def _status(awaited: str, records: list[dict[str, Any]], rounds: int, pace: Any)
     said = pace("round", len(records), rounds).split(" · ")
     clock = terminal.duration(records[-1]["clock"])
     return " · ".join([said[0], f"accuracy {terminal.percent(accuracy)}", f"clock {clock}", *said[1:]])
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.2f} MB"
 
 
 def _finished(run: Path, rounds: int) -> dict[str, Any] | None:

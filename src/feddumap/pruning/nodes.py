@@ -42,7 +42,7 @@ def from_nodes(
     mode: Literal["density", "gap"], who: Literal["all", "selected", "server"], max_rate: float | None
 ) -> GlobalRate:
     """p* = Σ ω_k p_k, with a rate p_k from each node."""
-    question = Question("rate", {"mode": mode, "max_rate": max_rate})
+    question = Question("rate", {"mode": mode, "max_rate": max_rate}, partial=True)
 
     def rate(state: ServerState, context: Context, cohort: Cohort) -> tuple[float, list[dict[str, Any]]]:
         nodes = survey_rates(state, context, cohort, question, who)
