@@ -49,6 +49,21 @@ def test_the_story_is_shown(run_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert word in printed
 
 
+def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = read_records(run_path)
+    records[1]["lost"] = {"4": "it did not answer within 8 s"}
+    records[3]["lost"] = {str(device): f"reason {device}" for device in range(12)}
+    (run_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    value = story(run_path)
+    assert value["lost"][0] == {"round": 1, "device": 4, "reason": "it did not answer within 8 s"}
+    assert len(value["lost"]) == 13
+    show(value)
+    printed = capsys.readouterr().out
+    assert "Devices that were missing: the last 10 of 13 times" in printed
+    assert "reason 11" in printed
+    assert "8 s" not in printed
+
+
 def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:
     run = api.start(small(train={"rounds": 40}), tmp_path / "run")
     with pytest.raises(FeddumapError, match="has no finished round yet"):

@@ -104,16 +104,14 @@ def show(value: dict[str, Any]) -> None:
     for pruning in value["prunings"]:
         _show_pruning(pruning)
     if lost := value["lost"]:
-        title = f"Devices that were missing, {len(lost)} times" + (
-            ", the last of them" if len(lost) > POINTS else ""
-        )
-        rows = [(each["round"], each["device"], each["reason"]) for each in lost[-POINTS:]]
-        terminal.table(title, ("round", "device", "reason"), rows)
+        _show_lost(lost)
 
 
 def _show_lost(lost: list[dict[str, Any]]) -> None:
     columns = ("round", "device", "reason")
-    title = f"Devices that were missing, {len(lost)} times" + (", at last" if len(lost) > POINTS else "")
+    title = "Devices that were missing"
+    if len(lost) > POINTS:
+        title += f": the last {POINTS} of {len(lost)} times"
     terminal.table(title, columns, [[each[name] for name in columns] for each in lost[-POINTS:]])
 
 
