@@ -31,7 +31,7 @@ START = 90.0  # seconds for the SuperLink to listen
 
 
 class Federation:
-    """The processes of a federation, by name: superlink, superexec, node-0, node-1 and so on, and run."""
+    """The processes of a federation, by name: superlink, node-0, node-1 and so on, apps, and run."""
 
     def __init__(self, project: Project, processes: Processes, lasting: bool = False) -> None:
         """With `lasting` the SuperLink has a database, and finds its nodes and runs again when it is started
@@ -84,14 +84,15 @@ class Federation:
         """Start the process that has apps run: the server's, and those of devices, which end with their
         SuperNodes."""
         keys, secret = self.project.keys, "--superexec-auth-secret-file"
-        command: list[object] = [
-            "python",
-            "-m",
-            "feddumap.flower.warm",
+        command: list[object] = ["python", "-m", "feddumap.flower.warm"]
+        command += [
             "--runtime-api-address",
             self.address,
+            "--root-certificates",
+            keys / "ca.crt",
+            secret,
+            keys / "superexec.secret",
         ]
-        command += ["--root-certificates", keys / "ca.crt", secret, keys / "superexec.secret"]
         for node in nodes:
             command += [SEPARATOR, "--runtime-api-address", f"{HOST}:{self._ports[node]}", "--insecure"]
             command += [secret, self.home / "node.secret"]

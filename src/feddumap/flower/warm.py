@@ -40,7 +40,7 @@ def main() -> None:
     for number, arguments in enumerate(groups):
         if len(groups) == 1 or not os.fork():
             sys.argv = [sys.argv[0], *arguments]
-            if len(groups) > 1:
+            if len(groups) > 1 and "FLWR_HOME" in os.environ:
                 os.environ["FLWR_HOME"] = f"{os.environ['FLWR_HOME']}/{number}"
             serve(programs)
             return
