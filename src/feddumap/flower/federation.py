@@ -85,14 +85,8 @@ class Federation:
         SuperNodes."""
         keys, secret = self.project.keys, "--superexec-auth-secret-file"
         command: list[object] = ["python", "-m", "feddumap.flower.warm"]
-        command += [
-            "--runtime-api-address",
-            self.address,
-            "--root-certificates",
-            keys / "ca.crt",
-            secret,
-            keys / "superexec.secret",
-        ]
+        command += ["--runtime-api-address", self.address, secret, keys / "superexec.secret"]
+        command += ["--root-certificates", keys / "ca.crt"]
         for node in nodes:
             command += [SEPARATOR, "--runtime-api-address", f"{HOST}:{self._ports[node]}", "--insecure"]
             command += [secret, self.home / "node.secret"]
