@@ -36,7 +36,6 @@ from tests.conftest import small
 from tests.flower_grid import FakeGrid, FakeNode, Mischief
 
 DEVICES = 4
-FOUR = {"rounds": 2, "cohort": 4, "stack": 1}
 METHODS: dict[str, dict[str, Any]] = {
     "feddumap": {"prune_round": 2, "rate_nodes": "selected"},
     "prunefl": {"adjust_every": 2, "first_passes": 20},
@@ -50,7 +49,7 @@ def config_of(method: str, engine: str = "flower", **sections: dict[str, Any]) -
     sections["run"] = {"engine": engine, "timeout": 0.4, **sections.get("run", {})}
     return small(
         data={"devices": DEVICES},
-        method={"name": method, **METHODS.get(method, {}), **sections.pop("method", {})},
+        method={"name": method, **METHODS.get(method, {})},
         **{"train": {"rounds": 4, "cohort": 3, "stack": 1}, **sections},
     )
 
@@ -266,7 +265,8 @@ def test_a_pruning_goes_on_without_a_devices_rate(home: Path, tmp_path: Path) ->
 
     grid = FakeGrid.of(DEVICES, state=str(tmp_path))
     grid.node(2).mischief = no_rate
-    config = config_of("feddumap", method={"prune_round": 1, "rate_nodes": "all"}, train=FOUR)
+    config = config_of("feddumap", train={"rounds": 2, "cohort": 4, "stack": 1})
+    config = config.replace(method={"prune_round": 1, "rate_nodes": "all"})
     records = over(grid, config).run().records
     assert records[1]["lost"] == {"2": "it did not answer within 0.4 s"}
     assert [node["device"] for node in records[1]["pruning"]["nodes"]] == [-1, 0, 1, 3]

@@ -171,7 +171,7 @@ def test_a_model_with_nan_is_left_out_and_named(home: object) -> None:
     for value in (float("nan"), float("inf"), -float("inf")):
         gate, uploads = gate_with(run, {}, {"fc1.bias": torch.full_like(bias, value)}, {})
         assert [upload.device for upload in gate.admit(uploads)] == [0, 2]
-        assert gate.metrics() == {"rejected": [1]}
+        assert gate.metrics({}) == {"rejected": [1]}
 
 
 def test_a_lost_upload_is_left_out_and_named(home: object) -> None:
@@ -180,7 +180,7 @@ def test_a_lost_upload_is_left_out_and_named(home: object) -> None:
     passed = list(gate.admit([first, Loss(1, "it did not answer"), third]))
     assert [upload.device for upload in passed] == [0, 2]
     assert [receipt.device for receipt in gate.receipts] == [0, 2]
-    assert gate.metrics() == {"lost": {"1": "it did not answer"}}
+    assert gate.metrics({}) == {"lost": {"1": "it did not answer"}}
     gate, _ = gate_with(run, {}, {})
     with pytest.raises(FeddumapError, match=r"none of 2 devices sent a model .*\(device 0: gone\)"):
         list(gate.admit([Loss(0, "gone"), Loss(1, "late")]))

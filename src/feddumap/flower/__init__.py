@@ -10,8 +10,10 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of a change to come
+    "RAY_worker_niceness": "0",  # the devices' training is the work, not something beside it
 }
-"""Variables that keep Flower and Ray from calling home, and from warning of what does not matter here."""
+"""Variables that keep Flower and Ray from calling home, from warning of what does not matter here, and from
+giving way to everything else on the machine."""
 
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)  # before flwr is imported
