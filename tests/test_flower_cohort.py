@@ -29,6 +29,7 @@ from feddumap.flower import orders, server, wire
 from feddumap.flower.cohort import FlowerCohort
 from feddumap.flower.node import Node
 from feddumap.grid import cells
+from feddumap.pruning import rates
 from feddumap.rounds import broadcast_of, take_census
 from feddumap.tensors import digest
 from feddumap.types import Loss, Question, Upload
@@ -43,6 +44,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {},
     "data-sharing": {"shared_samples": 20},
 }
+
+
+@pytest.fixture(autouse=True)
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruning rates from a shorter look at the curvature; what is said of them is the same."""
+    monkeypatch.setattr(rates, "SAMPLES", 20)
+    monkeypatch.setattr(rates, "STEPS", 8)
 
 
 def config_of(method: str, engine: str = "flower", **sections: dict[str, Any]) -> Config:
