@@ -43,6 +43,15 @@ QUICK: dict[str, Any] = {
 }
 """Set where a method has the key, so that what it does once is done early and costs little."""
 
+
+@pytest.fixture(scope="module", autouse=True)
+def short_lessons() -> Iterator[None]:
+    """FedDF's small budget, smaller still: of its steps only their number differs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(recipes.BUDGETS, "small", (100, 100))
+        yield
+
+
 NAMES = sorted(menu.RECIPES)
 KEYS = [(name, key) for name in NAMES for key, *_ in menu.keys(name)]
 every = pytest.mark.parametrize("name", NAMES)

@@ -202,10 +202,14 @@ def hybrid_fl() -> Algorithm:
     return replace(fedavg(), aggregate=with_server, server_data=True)
 
 
+BUDGETS = {"full": (10_000, 1000), "small": (500, 200)}
+"""FedDF's steps at most, and how many without a better score end them."""
+
+
 @recipe("feddf")
 def feddf(settings: Distillation) -> Algorithm:
     """The devices' models together teach their mean, on the server's images (Lin et al.)."""
-    steps, patience = {"full": (10_000, 1000), "small": (500, 200)}[settings.budget]
+    steps, patience = BUDGETS[settings.budget]
     return replace(fedavg(), aggregate=distilled(steps, patience), server_data=True)
 
 
