@@ -61,7 +61,6 @@ SHAPES = {
     "cnn": architecture("cnn", 10),
     "lenet": architecture("lenet", 10),
     "vgg11": architecture("vgg11", 10),
-    "resnet18": architecture("resnet18", 10),
     # so narrow that models.filling treats its projections apart
     "resnet18 cut": cut("resnet18", lambda name, width: width // (5 if name.endswith("conv1") else 8)),
     "lenet cut": cut("lenet", lambda name, width: {"conv1": 3, "conv2": 11}[name]),

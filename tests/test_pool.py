@@ -70,10 +70,15 @@ def test_pool_and_process_agree_bit_for_bit(run: api.Run, pool: Pool) -> None:
         assert pool.evaluate(run.state) == ours.evaluate(run.state)
 
 
-@pytest.mark.parametrize("family", ["cnn", "resnet18"])
+@pytest.mark.parametrize("family", ["cnn", "tests.own_model:make"])
 def test_workers_do_not_change_a_run(home: Path, family: str) -> None:
     """Batch norm's buffers and counters included."""
-    keys = {"data": {"devices": 100}, "model": {"name": family}, "train": {"rounds": 2, "cohort": 2}}
+    keys = {
+        "data": {"devices": 100},
+        "model": {"name": family},
+        "clock": {"train_seconds": 1.0},
+        "train": {"rounds": 2, "cohort": 2},
+    }
     runs = [api.train(small(**keys, run={"workers": workers, "evaluate_every": 2})) for workers in (1, 2)]
     assert digest(runs[0].state.weights) == digest(runs[1].state.weights)
     for one, two in zip(runs[0].records, runs[1].records, strict=True):
