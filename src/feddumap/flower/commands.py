@@ -72,10 +72,13 @@ def up(
     else:
         try:
             with terminated_like_interrupted(), terminal.overall(rounds) as progress:
-                pace = terminal.Pace()
+                pace, said = terminal.Pace(), {}
 
                 def show(awaited: str, records: list[dict[str, Any]]) -> None:
-                    progress(len(records), _status(awaited, records, rounds, pace))
+                    done = len(records)
+                    if not done or done not in said:  # how much is left is told anew after a round
+                        said[done] = _status(awaited, records, rounds, pace)
+                    progress(done, said[done])
 
                 finished = federation.up(found, count, timeout, terminal.say, show)
         except KeyboardInterrupt as stop:
