@@ -35,7 +35,7 @@ class Federation:
 
     def __init__(self, project: Project, processes: Processes, lasting: bool = False) -> None:
         """With `lasting` the SuperLink has a database, and finds its nodes and runs again when it is started
-        again; every request takes it more than twice the time then."""
+        again; requests take it longer then."""
         self.project = project
         self._lasting = lasting
         self._ports: dict[int, int] = {}
