@@ -38,7 +38,7 @@ format: $(DEV)
 setup: $(DEV)
 
 # torch comes first and pinned, so that no other package can draw in another build of it
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/feddumap/training/kernels/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . plotly

@@ -9,10 +9,10 @@ import time
 
 import torch
 
-from feddumap.device.training import Samples
 from feddumap.models import architecture, initialise, network
 from feddumap.pruning.rates import node_rate
 from feddumap.runtime import exact_math
+from feddumap.training.samples import Samples
 from feddumap.types import Question
 
 

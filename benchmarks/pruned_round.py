@@ -13,12 +13,14 @@ import time
 import numpy as np
 import torch
 
-from feddumap.device.training import Samples, batches, fit, sgd
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs
 from feddumap.pruning.cut import plan
 from feddumap.pruning.graph import prunable
 from feddumap.runtime import exact_math
+from feddumap.training.loop import fit
+from feddumap.training.optimizers import sgd
+from feddumap.training.samples import Samples, batches
 
 
 def main() -> None:

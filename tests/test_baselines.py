@@ -15,8 +15,6 @@ from torch import nn
 
 from feddumap import api
 from feddumap.algorithm import Census, Context, RoundView, epochs_over
-from feddumap.device.training import Samples, batches, fit, proximal, sgd
-from feddumap.device.training import adam as adam_rule
 from feddumap.fleet import PaperClock, Work
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs, parameter_names
@@ -29,6 +27,10 @@ from feddumap.server import distill
 from feddumap.server.distill import cosine
 from feddumap.server.fedopt import adagrad, adam, fedopt, yogi
 from feddumap.tensors import digest
+from feddumap.training.loop import fit
+from feddumap.training.optimizers import adam as adam_rule
+from feddumap.training.optimizers import proximal, sgd
+from feddumap.training.samples import Samples, batches
 from feddumap.types import ServerState, Tensors
 from tests.conftest import small
 from tests.test_rounds import sgd_oracle

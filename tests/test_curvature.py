@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from feddumap.device.training import Samples, to_input
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
 from feddumap.models.filling import channels_last
@@ -23,6 +22,7 @@ from feddumap.pruning.density import mass_above, settled_rate
 from feddumap.pruning.gap import Gap, first_gap, fisher_spectrum, lipschitz_constant
 from feddumap.pruning.lanczos import Spectrum, flat, hessian
 from feddumap.pruning.rates import node_rate
+from feddumap.training.samples import Samples, to_input
 from feddumap.types import Question
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 
 from feddumap import api, cli, export
 from feddumap.data import sources
-from feddumap.device.training import to_input
 from feddumap.errors import FeddumapError
 from feddumap.export import formats
 from feddumap.models import architecture, initialise, network
 from feddumap.runs import read_checkpoint, read_records
+from feddumap.training.samples import to_input
 from feddumap.types import Architecture
 from tests.conftest import small
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from feddumap import api
 from feddumap.algorithm import Census, ServerStep
 from feddumap.config import Config
-from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
 from feddumap.seeds import stream
 from feddumap.server.dynamic_update import (
@@ -32,6 +31,7 @@ from feddumap.server.dynamic_update import (
     static,
 )
 from feddumap.tensors import digest
+from feddumap.training.samples import Samples
 from tests.test_feddum import assert_near, descend, feddu_round, measure, taken, view_of
 from tests.test_methods import outcome, resumed, tiny
 

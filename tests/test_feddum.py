@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from feddumap import api
 from feddumap.algorithm import Census, Context, Receipt, RoundView, chain
 from feddumap.config import Config
-from feddumap.device.training import Samples, batches, fit, momentum, sgd, to_input
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import parameter_names
 from feddumap.seeds import stream
@@ -26,6 +25,9 @@ from feddumap.selection import select
 from feddumap.server.dynamic_update import dynamic, server_update
 from feddumap.server.momentum import server_momentum
 from feddumap.tensors import digest
+from feddumap.training.loop import fit
+from feddumap.training.optimizers import momentum, sgd
+from feddumap.training.samples import Samples, batches, to_input
 from feddumap.types import ServerState, Tensors
 from tests.test_methods import tiny
 

@@ -22,13 +22,15 @@ from feddumap.config import Config
 from feddumap.device import teaching
 from feddumap.device.task import weights_of
 from feddumap.device.teaching import School, passes, plurality
-from feddumap.device.training import Samples, adam, batches, fit
 from feddumap.models import architecture, initialise, network
 from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.server.vote import count
 from feddumap.tensors import digest
+from feddumap.training.loop import fit
+from feddumap.training.optimizers import adam
+from feddumap.training.samples import Samples, batches
 from feddumap.types import Tensors
 from tests.conftest import small
 from tests.test_baselines import averaged, samples, taken, walk

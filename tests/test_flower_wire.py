@@ -19,13 +19,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from feddumap.config import Config
-from feddumap.device.training import Samples
 from feddumap.flower import fields, greetings, orders, replies, wire
 from feddumap.flower.greetings import Hello
 from feddumap.flower.orders import Order
 from feddumap.flower.wire import Refused
 from feddumap.models import architecture, initialise
 from feddumap.tensors import digest
+from feddumap.training.samples import Samples
 from feddumap.types import Answer, Broadcast, Question, Upload
 
 SHAPE = architecture("lenet", 10)

@@ -19,7 +19,6 @@ from torch import nn
 from feddumap import api
 from feddumap.cohort.desk import LocalCohort
 from feddumap.config import Config
-from feddumap.device.training import Rule, batches, fit, masked, momentum, sgd
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, build, initialise, network
 from feddumap.pruning import rates
@@ -29,6 +28,9 @@ from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.tensors import digest
+from feddumap.training.loop import fit
+from feddumap.training.optimizers import Rule, masked, momentum, sgd
+from feddumap.training.samples import batches
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 from tests.conftest import small
 from tests.test_baselines import averaged, samples, taken, walk

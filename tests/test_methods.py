@@ -22,12 +22,12 @@ from feddumap.algorithm import mean_of_uploads
 from feddumap.cohort.desk import Desk, LocalCohort, SplitHoldings
 from feddumap.config import Config
 from feddumap.device.reports import label_counts, output_bias_gradient
-from feddumap.device.training import Samples, to_input
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.rounds import broadcast_of, take_census
 from feddumap.runtime import exact_math
 from feddumap.tensors import all_finite, digest
+from feddumap.training.samples import Samples, to_input
 from feddumap.types import Answer, Broadcast, Question, Upload
 from tests.conftest import small
 

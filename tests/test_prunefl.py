@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from feddumap import api
 from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
 from feddumap.config import Config
-from feddumap.device.evaluation import Score
-from feddumap.device.training import batches
 from feddumap.errors import FeddumapError
 from feddumap.fleet import PaperClock, Work
 from feddumap.memory import Shelf
@@ -32,6 +30,8 @@ from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.tensors import digest
+from feddumap.training.evaluation import Score
+from feddumap.training.samples import batches
 from feddumap.types import Answer, Tensors
 from tests.conftest import small
 from tests.test_baselines import averaged, samples, taken, walk

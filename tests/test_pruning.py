@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddumap import models
-from feddumap.device.training import Samples, to_input
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import parameter_names
 from feddumap.pruning import ranks
@@ -21,6 +20,7 @@ from feddumap.pruning.cut import Cut, plan
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import dropped, layer_rates, node_weights, threshold
+from feddumap.training.samples import Samples, to_input
 from feddumap.types import Architecture, ServerState, Tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")

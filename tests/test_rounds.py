@@ -15,7 +15,6 @@ from feddumap import api
 from feddumap.cohort.desk import Desk, SplitHoldings
 from feddumap.config import Config
 from feddumap.data.dataset import Dataset
-from feddumap.device.training import Samples, batches
 from feddumap.errors import FeddumapError
 from feddumap.fleet import Timing
 from feddumap.models import network
@@ -24,6 +23,7 @@ from feddumap.runtime import exact_math
 from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.tensors import all_finite, digest, same_form, weighted_mean
+from feddumap.training.samples import Samples, batches
 from feddumap.types import Loss, Question, Tensors, Upload
 from tests.conftest import small
 

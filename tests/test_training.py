@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from feddumap.data.augment import PAD, crop_and_flip, pad
-from feddumap.device.evaluation import Score, chunks, score
-from feddumap.device.training import Samples, batches, fit, sgd, to_input
 from feddumap.models import architecture, initialise, network
 from feddumap.runtime import exact_math
 from feddumap.seeds import stream, torch_stream
+from feddumap.training.augment import PAD, crop_and_flip, pad
+from feddumap.training.evaluation import Score, chunks, score
+from feddumap.training.loop import fit
+from feddumap.training.optimizers import sgd
+from feddumap.training.samples import Samples, batches, to_input
 
 
 def samples(count: int, seed: int = 0, size: int = 32) -> Samples:

@@ -30,10 +30,10 @@ from feddumap.tensors import weighted_mean
 from feddumap.types import Answer, Architecture, Broadcast, Loss, Question, ServerState, Tensors, Upload
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from feddumap.device.task import Task
-    from feddumap.device.training import Rule, Samples
+    from feddumap.training.model import Model
+    from feddumap.training.optimizers import Rule
+    from feddumap.training.samples import Batch, Samples
 
 Labels = Literal["none", "counts", "gradient"]
 Metrics = dict[str, Any]
@@ -108,12 +108,12 @@ class Merged:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a device does in a round: its `network` is trained on `samples` by `rule`, and `report` makes an
+    """What a device does in a round: its `model` is trained on `batches` by `rule`, and `report` makes an
     upload of it, given the number of steps. A device that does otherwise does so in `report`."""
 
     report: Callable[[int], Upload]
-    network: nn.Module | None = None
-    samples: Samples | None = None
+    model: Model | None = None
+    batches: Iterable[Batch] = ()
     rule: Rule | None = None
 
 

@@ -21,16 +21,16 @@ from feddumap.curves import accuracies, reached
 from feddumap.data import partition, sources
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
-from feddumap.device.evaluation import Score
-from feddumap.device.team import stack_size
-from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
 from feddumap.memory import Memory, Shelf
 from feddumap.models import architecture, network
 from feddumap.models.cost import macs
 from feddumap.rounds import RoundRecord, first_state, in_use, rounds, take_census
-from feddumap.runs import RunDirectory, holds
+from feddumap.runs import RunDirectory, holds, trained_as_one
 from feddumap.runtime import cores, exact_math
+from feddumap.training.evaluation import Score
+from feddumap.training.model import choose_kernels
+from feddumap.training.samples import Samples
 from feddumap.types import ServerState
 
 Say = Callable[[str], None]
@@ -180,7 +180,7 @@ class Run:
             return Pool(config, self.dataset.folder, self.split, test_images, workers, memory)
         holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
         desk = Desk(config, holdings, self._algorithm)
-        return LocalCohort(desk, Examiner(self.dataset, config.run.device), memory)
+        return LocalCohort(desk, Examiner(self.dataset, config), memory)
 
     def _context(self, engine: Engine, progress: Progress = lambda *_: None) -> Context:
         data = self.dataset
@@ -290,6 +290,12 @@ def resume(
     opened = RunDirectory.open(Path(directory))
     try:
         config = stored = opened.config()
+        if (together := trained_as_one(opened.path)) > 1:
+            say(
+                f"this run trained {together} devices as one (train.stack), which no longer exists: from "
+                f"here on "
+                "they train one by one, and results differ from an uninterrupted run by rounding"
+            )
         config = config.replace(run={key: value for key, value in other.items() if value is not None})
         if rounds is not None:
             config = config.replace(train={"rounds": rounds})
@@ -328,22 +334,15 @@ def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     if config.run.tensorboard:
         events.require()
     dataset = sources.get(config.data.name, say=say)
-    return complete(config, dataset), dataset
+    return complete(config, dataset, say), dataset
 
 
-def complete(config: Config, dataset: Dataset) -> Config:
-    """Fill in what depends on the method, the model and the data."""
+def complete(config: Config, dataset: Dataset, say: Say = lambda _: None) -> Config:
+    """Fill in what depends on the method, the model, the data and this installation."""
     shape = architecture(config.model.name, len(dataset.classes))
     data = partition.resolve(config.data, len(dataset.classes))
-    train, engine = config.train, config.run.engine
-    if engine != "local" and train.stack > 1:
-        raise FeddumapError(
-            f"train.stack = {train.stack}: expected 1 with run.engine = {engine!r}, whose devices train one "
-            "by one; leave it out"
-        )
-    if not train.stack:
-        size = stack_size(shape, train.cohort) if engine == "local" else 1
-        train = train.model_copy(update={"stack": size})
+    kernels = choose_kernels(config.train.kernels, shape, config.run.device, say)
+    train = config.train.model_copy(update={"kernels": kernels})
     method = menu.resolve(config.method)
     return config.model_copy(update={"method": method, "data": data, "train": train})
 

@@ -78,8 +78,10 @@ class TrainConfig(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         0.99, description="factor on the learning rate, each round"
     )
-    stack: Annotated[int, Field(ge=0)] = Field(
-        0, description="devices whose small networks train as one; 1: none; 0: chosen by the model"
+    kernels: Literal["c", "torch"] | None = Field(
+        None,
+        description="what computes gradients: the kernels in C (plain chains on a CPU), or torch; default "
+        "c where it can",
     )
 
 

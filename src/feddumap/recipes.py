@@ -15,7 +15,6 @@ from feddumap.config import Config
 from feddumap.device.local import local_sgd, mime_lite, restarted_momentum, shared_momentum, train_with
 from feddumap.device.local import scaffold as controlled
 from feddumap.device.teaching import EVERYTHING, School, party, passes
-from feddumap.device.training import proximal
 from feddumap.groups import (
     Adjusted,
     Base,
@@ -50,6 +49,7 @@ from feddumap.server.fedopt import Second, adagrad, adam, fedopt, yogi
 from feddumap.server.hybrid import with_server
 from feddumap.server.momentum import server_momentum
 from feddumap.server.vote import elected
+from feddumap.training.optimizers import proximal
 from feddumap.types import Architecture
 
 

@@ -21,13 +21,13 @@ from feddumap.algorithm import (
     RoundView,
 )
 from feddumap.config import Config
-from feddumap.device.evaluation import Score
 from feddumap.device.reports import label_counts
 from feddumap.errors import FeddumapError
 from feddumap.fleet import Timing, Work
 from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.tensors import all_finite, same_form
+from feddumap.training.evaluation import Score
 from feddumap.types import Answer, Architecture, Broadcast, Loss, Question, ServerState, Upload
 
 Evaluate = Callable[[ServerState], Score]

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as to_bytes
 
-from feddumap.config import CARRIED_OUT, Config, load
+from feddumap.config import CARRIED_OUT, Config, read_toml
 from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
 from feddumap.files import sync, write_bytes, write_text
@@ -239,7 +239,18 @@ def read_config(path: Path) -> Config:
         raise FeddumapError(
             f"{path} is not a run directory (it has no config.toml): give the folder of a run"
         )
-    return load(path / "config.toml")
+    value = read_toml(path / "config.toml", "configuration")
+    train = value.get("train")
+    if isinstance(train, dict):
+        train.pop("stack", None)  # see `trained_as_one`
+        train.setdefault("kernels", "torch")  # runs from before there were others
+    return Config.parse(value)
+
+
+def trained_as_one(path: Path) -> int:
+    """How many devices of a run from before 0.2 took their steps together, which is no longer done."""
+    train = read_toml(path / "config.toml", "configuration").get("train", {})
+    return int(train.get("stack", 1)) if isinstance(train, dict) else 1
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -273,7 +284,7 @@ def holds(path: Path, config: Config) -> bool:
         return False
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
-    other = load(path / "config.toml")
+    other = read_config(path)
     config = carried_out_like(config, other)
     if other == config:
         return True
@@ -285,8 +296,11 @@ def holds(path: Path, config: Config) -> bool:
 
 
 def carried_out_like(config: Config, other: Config) -> Config:
-    """A configuration with the other's keys of how a run is carried out."""
-    return config.replace(run={key: getattr(other.run, key) for key in CARRIED_OUT})
+    """A configuration with the other's keys of how a run is carried out. A run keeps the kernels it began
+    with."""
+    return config.replace(
+        run={key: getattr(other.run, key) for key in CARRIED_OUT}, train={"kernels": other.train.kernels}
+    )
 
 
 def _difference(one: Config, other: Config) -> tuple[str, Any, Any]:

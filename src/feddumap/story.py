@@ -26,6 +26,7 @@ def story(path: Path) -> dict[str, Any]:
         "method": config.method.model_dump(),
         "model": config.model.name,
         "data": config.data.name,
+        "kernels": config.train.kernels,
         "rounds": len(records),
         "of": len(records) if finished else config.train.rounds,
         "finished": finished,
@@ -90,6 +91,7 @@ def show(value: dict[str, Any]) -> None:
         ),
         ("virtual clock, wall time", f"{duration(value['clock'])}, {duration(value['wall'])}"),
         ("sent to devices, by devices", f"{megabytes(value['bytes_down'])}, {megabytes(value['bytes_up'])}"),
+        ("kernels", value["kernels"]),
         ("parameters, multiply-adds now", f"{value['parameters']:,}, {value['macs']:,}"),
     ]
     for what, count in value["left_out"].items():

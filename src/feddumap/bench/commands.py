@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -33,7 +33,9 @@ def rounds(
     workers: Workers = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Local epochs; the paper has 5.")] = 5,
     samples: Annotated[int, typer.Option(min=1, help="Images on a device; the paper has 400.")] = 400,
-    stack: Annotated[int, typer.Option(min=0, help="Devices that train as one; 0: by the model.")] = 0,
+    kernels: Annotated[
+        Literal["c", "torch"] | None, typer.Option(help="What computes gradients; by itself c where it can.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Time rounds of the paper's FedAvg setting on random images: 10 of 100 devices with 400 images each,
@@ -43,7 +45,7 @@ def rounds(
     from feddumap.bench.workload import Setting
 
     with terminal.counting() as progress:
-        setting = Setting(model=model, epochs=epochs, samples=samples, workers=workers, stack=stack)
+        setting = Setting(model=model, epochs=epochs, samples=samples, workers=workers, kernels=kernels)
         found = bench_rounds(setting, rounds, progress)
     if as_json:
         _print_json(found)
@@ -54,6 +56,7 @@ def rounds(
         ("samples a second", found["samples_per_second"]),
         ("matrix products, billion multiply-adds a second", found["matrix_multiply_adds_per_second"] / 1e9),
         ("share of their speed", terminal.percent(found["share_of_matrix_speed"])),
+        ("kernels", found["kernels"]),
     ]
     title = f"{model} · {_times(rounds, 'round')} · {_times(found['workers'], 'worker')}"
     terminal.table(title, ("", ""), rows)

@@ -2,7 +2,7 @@
 
 from feddumap.algorithm import Algorithm, Plan
 from feddumap.device.task import Task
-from feddumap.device.training import Samples
+from feddumap.training.samples import Samples
 from feddumap.types import Upload
 
 

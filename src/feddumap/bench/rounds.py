@@ -8,6 +8,8 @@ from feddumap.bench import matrix
 from feddumap.bench.workload import CLASSES, Progress, Setting, measure, random_data, silent
 from feddumap.models import architecture
 from feddumap.models.cost import macs
+from feddumap.training.kernels.library import described
+from feddumap.training.model import choose_kernels
 
 PASSES = 3  # forward, and backward for the activations and for the weights
 
@@ -34,6 +36,7 @@ def bench_rounds(setting: Setting, rounds: int, progress: Progress = silent) -> 
         "epochs": setting.epochs,
         "batch": setting.batch,
         "workers": setting.processes,
+        "kernels": described(choose_kernels(setting.kernels, shape, "cpu", lambda _: None)),
         "rounds": rounds,
         **times.to_json(),
         "samples_per_round": samples,

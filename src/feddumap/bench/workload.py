@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Setting:
     batch: int = 10
     lr: float = 0.1
     workers: int = 0
-    stack: int = 0
+    kernels: Literal["c", "torch"] | None = None
     method: str = "fedavg"
 
     @property
@@ -73,7 +73,7 @@ class Setting:
                     "epochs": self.epochs,
                     "batch": self.batch,
                     "lr": self.lr,
-                    "stack": self.stack,
+                    "kernels": self.kernels,
                 },
                 "clock": {"train_seconds": 1.0},
                 "run": {"seed": SEED, "workers": self.workers, "evaluate_every": NEVER},

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
 from feddumap.algorithm import Algorithm
 from feddumap.config import Config
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
-from feddumap.device.evaluation import Score, chunks, score
 from feddumap.device.reports import answer
 from feddumap.device.task import Holdings, Task
-from feddumap.device.team import carry_out
-from feddumap.device.training import Samples
 from feddumap.memory import Memory
-from feddumap.models import network
 from feddumap.recipes import compose
 from feddumap.seeds import stream
 from feddumap.tensors import all_finite
-from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
+from feddumap.training.evaluation import Score, chunks, score
+from feddumap.training.loop import fit
+from feddumap.training.model import Model, make
+from feddumap.training.samples import Samples
+from feddumap.types import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,6 @@ class SplitHoldings:
         return Samples.take(self.dataset.train_images, self.dataset.train_labels, indices)
 
 
-def squads(devices: Sequence[int], size: int) -> list[Sequence[int]]:
-    """The devices that are trained side by side, `size` at a time: it depends on nothing else.
-
-    >>> squads([3, 5, 8, 9, 11], 2)
-    [[3, 5], [8, 9], [11]]
-    """
-    return [devices[i : i + size] for i in range(0, len(devices), size)]
-
-
 class Desk:
     """Carries out what the server asks of a device."""
 
@@ -66,18 +56,18 @@ class Desk:
         self._config = config
         self._holdings = holdings
         self._algorithm = algorithm or compose(config)
-        self.stack = max(1, config.train.stack)
 
-    def train(self, broadcast: Broadcast, memories: Mapping[int, Tensors]) -> list[tuple[Upload, Tensors]]:
-        """For each device, by its number and memory: what it sends, and what it keeps (nothing anew, if what
-        it sends or keeps is not finite)."""
-        tasks = [Task(k, broadcast, self._holdings, self._config, own) for k, own in memories.items()]
-        plans = [self._algorithm.local(task, self._algorithm.device_data(task)) for task in tasks]
-        results = []
-        for upload, task in zip(carry_out(tasks, plans), tasks, strict=True):
-            good = not task.kept or (all_finite(task.kept) and all_finite(upload.weights))
-            results.append((upload, task.kept if good else {}))
-        return results
+    def train(self, broadcast: Broadcast, device: int, memory: Tensors) -> tuple[Upload, Tensors]:
+        """What a device with this memory sends, and what it keeps (nothing anew, if what it sends or keeps
+        is not finite)."""
+        task = Task(device, broadcast, self._holdings, self._config, memory)
+        plan = self._algorithm.local(task, self._algorithm.device_data(task))
+        steps = 0
+        if plan.model is not None and plan.rule is not None:
+            steps = fit(plan.model, plan.batches, plan.rule, broadcast.lr)
+        upload = plan.report(steps)
+        good = not task.kept or (all_finite(task.kept) and all_finite(upload.weights))
+        return upload, task.kept if good else {}
 
     def answer(self, question: Question, broadcast: Broadcast, device: int) -> Answer:
         return answer(question, Task(device, broadcast, self._holdings, self._config))
@@ -88,14 +78,17 @@ class Examiner:
     """Scores a model on the test images, chunk by chunk."""
 
     dataset: Dataset
-    device: str
+    config: Config
 
-    def chunk(self, model: nn.Module, start: int, stop: int) -> Score:
+    def model(self, architecture: Architecture, weights: Tensors) -> Model:
+        return make(architecture, weights, self.config.train.kernels, self.config.run.device)
+
+    def chunk(self, model: Model, start: int, stop: int) -> Score:
         images, labels = self.dataset.test_images, self.dataset.test_labels
-        return score(model, Samples.take(images, labels, np.arange(start, stop)).to(self.device))
+        return score(model, Samples.take(images, labels, np.arange(start, stop)).to(self.config.run.device))
 
     def whole(self, state: ServerState) -> Score:
-        model = network(state.architecture, state.weights).to(self.device)
+        model = self.model(state.architecture, state.weights)
         return Score.total(self.chunk(model, *span) for span in chunks(len(self.dataset.test_labels)))
 
 
@@ -109,12 +102,11 @@ class LocalCohort:
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         number = broadcast.round
-        for some in squads(devices, self._desk.stack):
-            memories = {device: self._memory.recall(device, number) for device in some}
-            for upload, kept in self._desk.train(broadcast, memories):
-                if kept:
-                    self._memory.keep(upload.device, number, kept)
-                yield upload
+        for device in devices:
+            upload, kept = self._desk.train(broadcast, device, self._memory.recall(device, number))
+            if kept:
+                self._memory.keep(device, number, kept)
+            yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         return (self._desk.answer(question, broadcast, device) for device in devices)

@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from feddumap.cohort.desk import squads
 from feddumap.cohort.nursery import Nursery, NurseryDiedError, search_path, shared
 from feddumap.cohort.region import Region, Regions
 from feddumap.cohort.worker import pack_broadcast, unpack_answers, unpack_uploads
 from feddumap.config import Config
 from feddumap.data.partition import Split
-from feddumap.device.evaluation import Score, chunks
 from feddumap.errors import FeddumapError
 from feddumap.memory import Memory
 from feddumap.tensors import TOGETHER
+from feddumap.training.evaluation import Score, chunks
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 TRIES = 3
@@ -135,7 +134,6 @@ class Pool:
         self._spans = chunks(test_images)
         self._workers = workers
         self._memory = memory
-        self._stack = max(1, config.train.stack)
         self._closing = False
         self._sent: tuple[Tensors, Tensors, dict[str, Any]] | None = None
         # two results a worker may be under way, while others are being added up
@@ -159,10 +157,10 @@ class Pool:
         number = broadcast.round
         jobs = (
             (
-                {"verb": "train", "broadcast": header, "devices": list(some)},
-                {str(device): self._memory.recall(device, number) for device in some},
+                {"verb": "train", "broadcast": header, "devices": [device]},
+                {str(device): self._memory.recall(device, number)},
             )
-            for some in squads(devices, self._stack)
+            for device in devices
         )
         for results in self._in_order(jobs, unpack_uploads):
             for upload, kept in results:

@@ -21,7 +21,6 @@ from feddumap.config import Config
 from feddumap.data import dataset
 from feddumap.data.partition import Split
 from feddumap.errors import FeddumapError
-from feddumap.models import network
 from feddumap.runtime import exact_math
 from feddumap.tensors import all_finite
 from feddumap.types import Answer, Architecture, Broadcast, Question, Tensors, Upload
@@ -38,7 +37,7 @@ class Worker:
         arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
         split = Split.from_arrays(arrays, len(data.train_labels))
         self._desk = Desk(config, SplitHoldings(data, split, config.run.seed))
-        self._examiner = Examiner(data, config.run.device)
+        self._examiner = Examiner(data, config)
         self._down, self._up = down, up
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -47,14 +46,14 @@ class Worker:
         match job["verb"]:
             case "train":
                 known = copied(up.read(job["memory"]))
-                memories = {device: known.get(str(device), {}) for device in job["devices"]}
-                return pack_uploads(self._desk.train(broadcast, memories), up)
+                trained = [self._desk.train(broadcast, k, known.get(str(k), {})) for k in job["devices"]]
+                return pack_uploads(trained, up)
             case "survey":
                 question = Question(**job["question"])
                 answers = [self._desk.answer(question, broadcast, device) for device in job["devices"]]
                 return pack_answers(answers, up)
             case "evaluate":
-                model = network(broadcast.architecture, broadcast.weights)
+                model = self._examiner.model(broadcast.architecture, broadcast.weights)
                 scores = [self._examiner.chunk(model, start, stop) for start, stop in job["spans"]]
                 return {"scores": [[score.correct, score.loss, score.count] for score in scores]}
             case verb:

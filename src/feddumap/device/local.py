@@ -5,23 +5,17 @@ from dataclasses import replace
 import torch
 
 from feddumap.algorithm import Local, Plan
-from feddumap.device.task import Task, plain
-from feddumap.device.training import (
-    Rule,
-    Samples,
-    carried_momentum,
-    corrected,
-    frozen_momentum,
-    full_gradient,
-    momentum,
-    sgd,
-)
+from feddumap.device.task import Task
+from feddumap.training.loop import full_gradient
+from feddumap.training.model import plain
+from feddumap.training.optimizers import Rule, carried_momentum, corrected, frozen_momentum, momentum, sgd
+from feddumap.training.samples import Samples
 from feddumap.types import Upload
 
 
 def train_with(rule: Rule) -> Local:
     """E epochs from the global model with the given update rule; the trained model goes up."""
-    return lambda task, samples: task.plan(task.network(), samples, rule)
+    return lambda task, samples: task.plan(task.model(), samples, rule)
 
 
 def local_sgd() -> Local:
@@ -38,14 +32,14 @@ def shared_momentum(beta: float) -> Local:
     """FedDA's device side: momentum that begins as the server's v, and goes back as v_k."""
 
     def local(task: Task, samples: Samples) -> Plan:
-        network = task.network()
+        model = task.model()
         carried = task.received("v/")
 
         def report(steps: int) -> Upload:
-            upload = task.upload(network, samples, steps)
+            upload = task.upload(model, samples, steps)
             return replace(upload, extra={f"v/{name}": plain(tensor) for name, tensor in carried.items()})
 
-        return task.plan(network, samples, carried_momentum(beta, carried), report)
+        return task.plan(model, samples, carried_momentum(beta, carried), report)
 
     return local
 
@@ -54,14 +48,14 @@ def mime_lite(beta: float) -> Local:
     """MimeLite's device side: steps with the server's frozen s; the full gradient at w goes up too."""
 
     def local(task: Task, samples: Samples) -> Plan:
-        gradient = full_gradient(task.network(), samples.to(task.config.run.device))
-        network = task.network()
+        gradient = full_gradient(task.model(), samples.to(task.config.run.device))
+        model = task.model()
 
         def report(steps: int) -> Upload:
-            upload = task.upload(network, samples, steps)
+            upload = task.upload(model, samples, steps)
             return replace(upload, extra={f"s/{name}": plain(tensor) for name, tensor in gradient.items()})
 
-        return task.plan(network, samples, frozen_momentum(beta, task.received("s/")), report)
+        return task.plan(model, samples, frozen_momentum(beta, task.received("s/")), report)
 
     return local
 
@@ -75,19 +69,19 @@ def scaffold() -> Local:
     """
 
     def local(task: Task, samples: Samples) -> Plan:
-        network = task.network()
+        model = task.model()
         shared = task.received("c/")
         own = task.remembered("c/") or {name: torch.zeros_like(c) for name, c in shared.items()}
         before = {name: task.broadcast.weights[name] for name in shared}
 
         def report(steps: int) -> Upload:
-            upload = task.upload(network, samples, steps)
+            upload = task.upload(model, samples, steps)
             scale = 1 / (steps * task.broadcast.lr)
             change = {name: scale * (before[name] - upload.weights[name]) - shared[name] for name in shared}
             task.kept.update({f"c/{name}": own[name] + change[name] for name in shared})
             return replace(upload, extra={f"c/{name}": tensor for name, tensor in change.items()})
 
         shift = {name: shared[name] - own[name] for name in shared}
-        return task.plan(network, samples, corrected(shift), report)
+        return task.plan(model, samples, corrected(shift), report)
 
     return local

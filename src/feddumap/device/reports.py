@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from feddumap.device.task import Task
 from feddumap.errors import unknown
-from feddumap.models import network
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.prunefl import first_mask
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import node_rate
+from feddumap.training.model import make
 from feddumap.types import Answer, Question
 
 
@@ -56,7 +56,9 @@ def label_counts(values: Mapping[str, Any]) -> np.ndarray:
 def rate(question: Question, task: Task) -> Answer:
     """FedAP's pruning rate of this device at the global model, with what it was read from."""
     config, message = task.config, task.broadcast
-    model = network(message.architecture, message.weights)  # on the CPU, wherever training runs
+    model = make(
+        message.architecture, message.weights, config.train.kernels
+    )  # on the CPU, wherever training runs
     found = node_rate(
         model, message.architecture, task.holdings.samples(task.device), question,
         config.run.seed, ("device", message.round, task.device),
@@ -69,7 +71,7 @@ def ranks(question: Question, task: Task) -> Answer:
     wanted = set(question.settings["layers"])
     layers = [layer for layer in prunable(task.broadcast.architecture).layers if layer.leader in wanted]
     samples = task.holdings.samples(task.device)
-    model = network(task.broadcast.architecture, task.broadcast.weights)
+    model = make(task.broadcast.architecture, task.broadcast.weights, task.config.train.kernels)
     found = feature_ranks(model, layers, samples, lambda *_: None)
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
     return Answer(task.device, tensors=tensors)

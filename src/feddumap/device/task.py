@@ -9,16 +9,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from feddumap.algorithm import Plan
 from feddumap.config import Config
-from feddumap.device.training import Batch, Rule, Samples, Watch, batches, masked, watched
 from feddumap.errors import FeddumapError
-from feddumap.models import network
 from feddumap.models.cost import parameter_names
 from feddumap.seeds import stream
 from feddumap.tensors import same_form
+from feddumap.training.model import Model, make
+from feddumap.training.optimizers import Rule, Watch, masked, watched
+from feddumap.training.samples import Batch, Samples, batches
 from feddumap.types import Broadcast, Tensors, Upload
 
 
@@ -50,22 +50,23 @@ class Task:
     kept: Tensors = field(default_factory=dict)
     watch: Watch | None = None
 
-    def network(self) -> nn.Module:
+    def model(self) -> Model:
         """The network received, ready to train."""
-        return network(self.broadcast.architecture, self.broadcast.weights).to(self.config.run.device)
+        shape, weights = self.broadcast.architecture, self.broadcast.weights
+        return make(shape, weights, self.config.train.kernels, self.config.run.device)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """This device's random stream for a purpose in this round."""
         return stream(self.config.run.seed, purpose, self.broadcast.round, self.device)
 
     def plan(
-        self, network: nn.Module, samples: Samples, rule: Rule, report: Callable[[int], Upload] | None = None
+        self, model: Model, samples: Samples, rule: Rule, report: Callable[[int], Upload] | None = None
     ) -> Plan:
-        """Train E epochs over `samples` at this round's learning rate, inside the mask. Then the network is
+        """Train E epochs over `samples` at this round's learning rate, inside the mask. Then the model is
         what goes up, unless `report` makes something else of it."""
         inside = masked(rule, self.broadcast.mask)
         seen = watched(inside, self.watch) if self.watch else inside
-        return Plan(report or partial(self.upload, network, samples), network, samples, seen)
+        return Plan(report or partial(self.upload, model, samples), model, self.batches(samples), seen)
 
     def batches(self, samples: Samples) -> Iterator[Batch]:
         """E epochs over `samples` in this round's order."""
@@ -91,17 +92,6 @@ class Task:
             )
         return kept
 
-    def upload(self, trained: nn.Module, samples: Samples, steps: int) -> Upload:
+    def upload(self, trained: Model, samples: Samples, steps: int) -> Upload:
         """The trained model as it goes back, in the names and shapes it came in."""
-        weights = weights_of(trained)
-        return Upload(self.device, self.broadcast.round, len(samples), steps, weights)
-
-
-def weights_of(model: nn.Module) -> Tensors:
-    """A network's parameters and buffers as plain tensors on the CPU: copies, whatever becomes of it."""
-    return {name: plain(tensor) for name, tensor in model.state_dict().items()}
-
-
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, laid out in the ordinary way."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return Upload(self.device, self.broadcast.round, len(samples), steps, trained.weights())

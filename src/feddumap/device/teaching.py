@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from feddumap.algorithm import Local, Plan
 from feddumap.config import Config
-from feddumap.device.evaluation import chunks
-from feddumap.device.task import Task, weights_of
-from feddumap.device.training import Rule, Samples, adam, batches, fit, sgd, to_input
-from feddumap.models import initialise, network
+from feddumap.device.task import Task
+from feddumap.models import initialise
+from feddumap.training.evaluation import chunks
+from feddumap.training.loop import fit
+from feddumap.training.model import Model, make
+from feddumap.training.optimizers import Rule, adam, sgd
+from feddumap.training.samples import Samples, batches
 from feddumap.types import Architecture, Tensors, Upload
 
 EVERYTHING = 2**31
@@ -37,12 +39,12 @@ class School:
         lr: float,
         config: Config,
         rng: np.random.Generator,
-    ) -> tuple[nn.Module, int]:
+    ) -> tuple[Model, int]:
         """A network trained on `samples`, and its steps; `rng` draws the fresh weights and the order."""
         architecture, weights = start
         if self.epochs is not None:
             weights = initialise(architecture, int(rng.integers(2**31)))
-        model = network(architecture, weights).to(config.run.device)
+        model = make(architecture, weights, config.train.kernels, config.run.device)
         epochs, size, rule, rate = self._plan(lr, config)
         placed = samples.to(config.run.device)
         data = batches(placed, epochs, size, rng, augment=config.data.augment)
@@ -58,12 +60,10 @@ class School:
         return config.train.epochs if self.epochs is None else self.epochs
 
 
-@torch.no_grad()
-def answers(model: nn.Module, images: torch.Tensor) -> np.ndarray:
+def answers(model: Model, images: torch.Tensor) -> np.ndarray:
     """The class that a network sees in each image, in eval mode."""
-    model.eval()
-    device = next(model.parameters()).device
-    parts = [model(to_input(images[a:b].to(device))).argmax(dim=1).cpu() for a, b in chunks(len(images))]
+    device = model.parameters[0].device
+    parts = [model.outputs(images[a:b].to(device)).argmax(dim=1).cpu() for a, b in chunks(len(images))]
     return np.asarray(torch.cat(parts))
 
 
@@ -106,7 +106,7 @@ def party(partitions: int, subsets: int, school: School) -> Local:
             rng = task.rng(f"student-{i}")
             student, taken = school.train(start, lesson, task.broadcast.lr, task.config, rng)
             steps += taken
-            students.append(weights_of(student))
+            students.append(student.weights())
         others = {
             f"student/{i}/{name}": tensor
             for i, weights in enumerate(students[1:], start=1)

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from feddumap.data.download import Say
-from feddumap.device.training import to_input
 from feddumap.errors import FeddumapError, unknown
 from feddumap.export import source
 from feddumap.export.card import Card
@@ -20,6 +19,7 @@ from feddumap.export.source import Trained
 from feddumap.files import replacing
 from feddumap.models import INPUT_SHAPE
 from feddumap.seeds import torch_stream
+from feddumap.training.samples import to_input
 
 BATCHES = (1, 2, 7)  # of random images
 TOLERANCE = 1e-4  # of the largest output, or of 1 where that is smaller

@@ -66,8 +66,7 @@ def train(content: RecordDict, node: Node) -> RecordDict:
     drawer = Drawer(node.folder(order.token))
     desk = Desk(order.config, holdings_of(node, order))
     with exact_math():
-        memories = {node.device: drawer.recall(node.device, order.round)}
-        ((upload, kept),) = desk.train(broadcast, memories)
+        upload, kept = desk.train(broadcast, node.device, drawer.recall(node.device, order.round))
     if kept:
         drawer.keep(node.device, order.round, kept)
         # the server may go back as far as the older one of its two checkpoints

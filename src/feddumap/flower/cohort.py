@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 
 from feddumap.cohort.desk import Examiner, SplitHoldings
 from feddumap.config import Config
-from feddumap.device.evaluation import Score
 from feddumap.errors import FeddumapError
 from feddumap.flower import orders, replies
 from feddumap.flower.answers import MOST_SAMPLES
@@ -20,6 +19,7 @@ from feddumap.flower.orders import Order
 from feddumap.flower.post import Post
 from feddumap.flower.roster import Roster, Seat
 from feddumap.flower.wire import Refused
+from feddumap.training.evaluation import Score
 from feddumap.types import Answer, Broadcast, Loss, Question, ServerState, Upload
 
 TRIES = 3
@@ -46,7 +46,7 @@ class FlowerCohort:
         self._config, self._token, self._say = config, token, say
         self._holdings, self._given = holdings, given
         self.close = close
-        self._examiner = Examiner(holdings.dataset, config.run.device)
+        self._examiner = Examiner(holdings.dataset, config)
         self._post = Post(grid)
         self._roster = Roster(self._post, config.data.devices, token, config.run.timeout, say)
         self._samples: dict[int, int] = {}  # what each device said it has

@@ -17,10 +17,10 @@ from feddumap.config import Config, DataConfig
 from feddumap.data import own, partition, sources
 from feddumap.data.dataset import home
 from feddumap.device.task import Holdings
-from feddumap.device.training import Samples
 from feddumap.errors import FeddumapError
 from feddumap.flower.orders import Order
 from feddumap.memory import load, save
+from feddumap.training.samples import Samples
 
 GIFT = "gift.safetensors"
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from feddumap.config import Config
-from feddumap.device.training import Samples
 from feddumap.flower import fields, wire
 from feddumap.flower.fields import DEVICES, ROUNDS
 from feddumap.flower.wire import Form, Forms, RefusedError, reader
 from feddumap.models import architecture, build
 from feddumap.tensors import all_finite
+from feddumap.training.samples import Samples
 from feddumap.types import Architecture, Broadcast, Question
 
 MOST_CLASSES = 10_000

@@ -74,7 +74,6 @@ def first_try(nodes: int, sets: Sequence[str]) -> Config:
         "train.rounds=8",
         f"train.cohort={nodes}",
         "train.lr=0.05",
-        "train.stack=1",
         "run.engine=flower",
     ]
     config = load(None, [*given, *sets])

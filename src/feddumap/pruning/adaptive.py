@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from feddumap.algorithm import Cohort, Context, Metrics, Reshape
-from feddumap.models import network
 from feddumap.models.cost import macs, parameter_names, parameters
 from feddumap.pruning.cut import plan
 from feddumap.pruning.graph import Layer, prunable
@@ -13,6 +12,7 @@ from feddumap.pruning.nodes import GlobalRate
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import dropped, layer_rates, threshold
 from feddumap.selection import select
+from feddumap.training.model import make
 from feddumap.types import Broadcast, Question, ServerState
 
 
@@ -66,7 +66,7 @@ def ask_ranks(
 ) -> dict[str, list[float]]:
     """Feature-map ranks on the server's images or, if it has none, on one device that sends them."""
     if len(context.server):
-        model = network(state.architecture, state.weights)
+        model = make(state.architecture, state.weights, context.config.train.kernels)
         return feature_ranks(
             model, layers, context.server, lambda done, total: context.progress("feature ranks", done, total)
         )

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddumap.device.training import Samples
 from feddumap.pruning.lanczos import Product, check_finite, flat, hessian, loss_of
+from feddumap.training.samples import Samples
 
 SECANTS = 8
 NUMERICAL_RANK = 1e-6

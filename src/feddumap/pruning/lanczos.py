@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.device.training import Samples, to_input
 from feddumap.errors import FeddumapError
+from feddumap.training.model import ChainModel, Model, TorchModel, as_model
+from feddumap.training.samples import Samples, to_input
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,11 +34,28 @@ def flat(tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def hessian(network: nn.Module, samples: Samples) -> Product:
-    """v ↦ H v, where H is the Hessian of the mean loss over all parameters. The graph of the gradient is
-    built once and differentiated again for each product."""
-    parameters = list(network.parameters())
-    grads = torch.autograd.grad(loss_of(network, samples), parameters, create_graph=True)
+def coordinates(model: Model | nn.Module, vector: torch.Tensor) -> torch.Tensor:
+    """A vector over all parameters, in their logical order, as the products of `hessian` take it."""
+    made = as_model(model)
+    shapes = {name: tensor.shape for name, tensor in made.named(made.parameters).items()}
+    parts = torch.split(vector, [shape.numel() for shape in shapes.values()])
+    return flat(
+        made.filled({n: part.view(shape) for (n, shape), part in zip(shapes.items(), parts, strict=True)})
+    )
+
+
+def hessian(model: Model | nn.Module, samples: Samples) -> Product:
+    """v ↦ H v, where H is the Hessian of the mean loss over all parameters.
+
+    The kernels differentiate forward over backward. With torch the graph of the gradient is built once and
+    differentiated again for each product.
+    """
+    made = as_model(model)
+    if isinstance(made, ChainModel):
+        return made.hessian(samples)
+    assert isinstance(made, TorchModel)
+    parameters = list(made.network.parameters())
+    grads = torch.autograd.grad(loss_of(made.network, samples), parameters, create_graph=True)
     sizes = [parameter.numel() for parameter in parameters]
 
     def product(vector: torch.Tensor) -> torch.Tensor:

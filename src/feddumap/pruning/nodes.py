@@ -11,9 +11,9 @@ import numpy as np
 from feddumap.algorithm import Cohort, Context
 from feddumap.data.divergence import divergence
 from feddumap.errors import FeddumapError
-from feddumap.models import network
 from feddumap.pruning.rates import node_rate, node_weights
 from feddumap.selection import select
+from feddumap.training.model import make
 from feddumap.types import Answer, Broadcast, Question, ServerState
 
 SERVER = -1
@@ -72,7 +72,7 @@ def survey_rates(
     if len(context.server):
         context.progress("pruning rates", 0, expected)
         own = node_rate(
-            network(state.architecture, state.weights), state.architecture, context.server,
+            make(state.architecture, state.weights, config.train.kernels), state.architecture, context.server,
             question, config.run.seed, ("server", state.round),
         )  # fmt: skip
         nodes.append(Node(SERVER, len(context.server), degree_of(SERVER, state, context), own.to_json()))

@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from feddumap.algorithm import Cohort, Context, Local, Metrics, Plan, Reshape
-from feddumap.device.evaluation import score
-from feddumap.device.task import Task, plain, weights_of
-from feddumap.device.training import Samples, batches, fit, masked, sgd, watched
+from feddumap.device.task import Task
 from feddumap.errors import FeddumapError
-from feddumap.models import network
 from feddumap.models.cost import parameters
 from feddumap.pruning.adjust import SHARE, Costs, adjust, costs_of, share_at, swap
 from feddumap.pruning.masks import changes, put_on
 from feddumap.selection import select
 from feddumap.tensors import all_finite, same_form
+from feddumap.training.evaluation import score
+from feddumap.training.loop import fit
+from feddumap.training.model import Model, make, plain
+from feddumap.training.optimizers import masked, sgd, watched
+from feddumap.training.samples import Samples, batches
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 
 SAMPLES, BATCH, LEARNING_RATE = 200, 20, 0.1
@@ -119,7 +120,9 @@ def first_mask(question: Question, task: Task) -> Answer:
     chosen = task.rng("first-mask").permutation(len(samples))[:SAMPLES]
     some = Samples(samples.images[chosen], samples.labels[chosen])
     shape = task.broadcast.architecture
-    model = network(shape, task.broadcast.weights)  # on the CPU, wherever training runs
+    model = make(
+        shape, task.broadcast.weights, task.config.train.kernels
+    )  # on the CPU, wherever training runs
     search = Search(model, some, costs, shape.classes)
     mask, dense = search.run(settings["rounds"], task.rng("first-mask-batches"))
     bits = {f"mask/{name}": torch.from_numpy(np.packbits(kept)) for name, kept in mask.items()}
@@ -130,35 +133,35 @@ def first_mask(question: Question, task: Task) -> Answer:
 class Search:
     """SGD on a few images that adjusts its mask every 50 passes over them, until the mask has settled."""
 
-    network: nn.Module
+    model: Model
     samples: Samples
     costs: Costs
     classes: int
 
     def run(self, rounds: int, rng: np.random.Generator) -> tuple[Tensors, Tensors]:
         """The mask, and the dense weights."""
-        weights = weights_of(self.network)
+        weights = self.model.weights()
         mask = {name: torch.ones_like(weights[name], dtype=torch.bool) for name in self.costs.weight}
         dense = {name: weights[name] for name in mask}
         squares: Tensors = {}
         began, calm = -1, -1  # the first adjustment has none before it to compare with
         for done in range(LOOK, rounds + 1, LOOK):
             self._train(mask, squares, rng)
-            if began < 0 and score(self.network, self.samples).accuracy >= 1.5 / self.classes:
+            if began < 0 and score(self.model, self.samples).accuracy >= 1.5 / self.classes:
                 began = done
             if began < 0 or (done - began) % EVERY:
                 continue
-            weights = weights_of(self.network)
+            weights = self.model.weights()
             new = adjust(weights, mask, squares, self.costs, SHARE)
             weights, dense = swap(weights, mask, dense, new)
-            self.network.load_state_dict(weights)
+            self.model.load(weights)
             density, mask = 1 - left_out(mask), new
             settled = calm < 0 or abs(1 - left_out(mask) - density) <= SETTLED * density
             calm = calm + 1 if settled else 0
             squares.clear()
             if calm == CHANGES:
                 break
-        weights = weights_of(self.network)
+        weights = self.model.weights()
         return mask, swap(weights, mask, dense, mask)[1] | {k: t for k, t in weights.items() if k not in mask}
 
     def _train(self, mask: Tensors, squares: Tensors, rng: np.random.Generator) -> None:
@@ -170,7 +173,7 @@ class Search:
                 squares[name] = squares[name] + square if name in squares else square
 
         data = batches(self.samples, LOOK, BATCH, rng, augment=False)
-        fit(self.network, data, watched(masked(sgd(), mask), see), LEARNING_RATE)
+        fit(self.model, data, watched(masked(sgd(), mask), see), LEARNING_RATE)
         if not all_finite(squares):
             raise FeddumapError(
                 "prunefl: the first pruning diverged (NaN or infinite) on its device: choose another "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.device.training import Samples, to_input
 from feddumap.pruning.graph import Layer
+from feddumap.training.model import ChainModel, Model, TorchModel, as_model
+from feddumap.training.samples import Samples, to_input
 
 IMAGES = 500
 CHUNK = 50
@@ -17,32 +18,40 @@ CHUNK = 50
 
 @torch.no_grad()
 def feature_ranks(
-    network: nn.Module, layers: Sequence[Layer], samples: Samples, progress: Callable[[int, int], None]
+    model: Model | nn.Module, layers: Sequence[Layer], samples: Samples, progress: Callable[[int, int], None]
 ) -> dict[str, list[float]]:
     """For each layer the mean matrix rank of each channel's map, after ReLU and before pooling, over at most
     500 images, in one pass of the unpruned network. Channels that convolutions share take their mean."""
-    network.eval()
     images = samples.images[:IMAGES]
+    names = [name for layer in layers for name in layer.features]
     totals: dict[str, torch.Tensor] = {}
-    hooks = [
-        network.get_submodule(name).register_forward_hook(_adder(totals, name))
-        for layer in layers
-        for name in layer.features
-    ]
     for start in range(0, len(images), CHUNK):
-        network(to_input(images[start : start + CHUNK]))
+        for name, maps in _maps(as_model(model), names, images[start : start + CHUNK]):
+            ranks = torch.linalg.matrix_rank(maps).double().sum(0)
+            totals[name] = totals[name] + ranks if name in totals else ranks
         progress(min(start + CHUNK, len(images)), len(images))
-    for hook in hooks:
-        hook.remove()
     return {
         layer.leader: (torch.stack([totals[name] for name in layer.features]).mean(0) / len(images)).tolist()
         for layer in layers
     }
 
 
-def _adder(totals: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
-    def add(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
-        ranks = torch.linalg.matrix_rank(F.relu(output)).double().sum(0)
-        totals[name] = totals[name] + ranks if name in totals else ranks
+def _maps(model: Model, names: Sequence[str], images: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The feature maps of each module, after ReLU."""
+    if isinstance(model, ChainModel):
+        yield from ((name, model.maps(name, images)) for name in names)
+        return
+    assert isinstance(model, TorchModel)
+    found: dict[str, torch.Tensor] = {}
 
-    return add
+    def keeper(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: found.update({name: F.relu(output)})
+
+    modules = [(name, model.network.get_submodule(name)) for name in names]
+    hooks = [module.register_forward_hook(keeper(name)) for name, module in modules]
+    try:
+        model.network.eval()(to_input(images))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    yield from found.items()

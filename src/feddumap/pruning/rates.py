@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddumap.device.training import Samples
-from feddumap.models import initialise
+from feddumap.models import initialise, network
 from feddumap.pruning.density import mass_above, settled_rate
 from feddumap.pruning.gap import first_gap, fisher_spectrum, lipschitz_constant
-from feddumap.pruning.lanczos import hessian, lanczos
+from feddumap.pruning.lanczos import coordinates, hessian, lanczos
 from feddumap.seeds import stream
+from feddumap.training.model import Model, as_model
+from feddumap.training.samples import Samples
 from feddumap.types import Architecture, Question, Tensors
 
 SAMPLES, STEPS = 100, 50
@@ -42,30 +43,31 @@ class NodeRate:
 
 
 def node_rate(
-    network: nn.Module,
+    model: Model | nn.Module,
     architecture: Architecture,
     samples: Samples,
     question: Question,
     seed: int,
     name: tuple[str | int, ...],
 ) -> NodeRate:
-    """p_k of one node on at most 100 of its samples, at the given network; `name` names its streams."""
+    """p_k of one node on at most 100 of its samples, at the given model; `name` names its streams."""
     mode: Mode = question.settings["mode"]
     max_rate: float | None = question.settings["max_rate"]
     batch = _some(samples, seed, name)
     if mode == "density":
-        size = sum(parameter.numel() for parameter in network.parameters())
+        size = sum(parameter.numel() for parameter in as_model(model).parameters)
         signs = stream(seed, "rate-probe", *name).integers(0, 2, size, dtype=np.int8)
-        probe = torch.from_numpy(signs).float() * 2 - 1
-        spectrum = lanczos(hessian(network, batch), probe, STEPS)
+        probe = coordinates(model, torch.from_numpy(signs).float() * 2 - 1)
+        spectrum = lanczos(hessian(model, batch), probe, STEPS)
         p = settled_rate(mass_above(spectrum))
         ends = float(spectrum.values[0]), float(spectrum.values[-1])
         rate = NodeRate(p, round(p * size), size, None, *ends)
     else:
-        values = fisher_spectrum(network, batch)
+        net = network(architecture, as_model(model).weights())
+        values = fisher_spectrum(net, batch)
         first = initialise(architecture, seed)
-        target = [first[key] for key, _ in network.named_parameters()]
-        lipschitz = lipschitz_constant(network, batch, target)
+        target = [first[key] for key, _ in net.named_parameters()]
+        lipschitz = lipschitz_constant(net, batch, target)
         gap = first_gap(values, lipschitz)
         rate = NodeRate(gap.rate, gap.m, gap.d, lipschitz, float(values[0]), float(values[-1]))
     limit = max_rate if max_rate is not None else GAP_MAX_RATE if mode == "gap" else 1.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from feddumap.algorithm import Metrics, RoundView, Send, ServerStep
-from feddumap.device.training import Samples, carried_momentum
 from feddumap.models.cost import parameter_names
 from feddumap.server.dynamic_update import Rule, Trainer, server_update, train_copy
+from feddumap.training.optimizers import carried_momentum
+from feddumap.training.samples import Samples
 from feddumap.types import ServerState, Tensors
 
 

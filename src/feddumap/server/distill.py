@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from feddumap.algorithm import Aggregate, Merged, RoundView
-from feddumap.device.evaluation import chunks, score
-from feddumap.device.task import weights_of
-from feddumap.device.training import Batch, Samples, adam, fit, to_input
-from feddumap.models import network
 from feddumap.seeds import stream
 from feddumap.tensors import weighted_mean
+from feddumap.training.evaluation import chunks, score
+from feddumap.training.loop import fit
+from feddumap.training.model import Model, make
+from feddumap.training.optimizers import adam
+from feddumap.training.samples import Batch, Epoch, Pictures, Samples
 from feddumap.types import Tensors, Upload
 
 VALIDATION = 0.1
@@ -45,7 +46,8 @@ def distilled(max_steps: int, patience: int) -> Aggregate:
 
         mean = weighted_mean(heard())
         teachers = total / len(view.receipts)
-        course = Course(network(view.state.architecture, mean), lessons, teachers, exam)
+        kernels = view.context.config.train.kernels
+        course = Course(make(view.state.architecture, mean, kernels), lessons, teachers, exam)
         rng = stream(view.context.config.run.seed, "distil", view.state.round)
         data = course.batches(rng, max_steps, patience)
         steps = fit(course.student, data, adam(CLIP), lambda step: cosine(step, max_steps), divergence)
@@ -67,11 +69,10 @@ def divide(view: RoundView) -> tuple[Samples, Samples]:
     )
 
 
-@torch.no_grad()
 def logits(weights: Tensors, samples: Samples, view: RoundView) -> torch.Tensor:
     """A teacher's outputs, in eval mode."""
-    model = network(view.state.architecture, weights).eval()
-    return torch.cat([model(to_input(samples.images[a:b])) for a, b in chunks(len(samples))])
+    model = make(view.state.architecture, weights, view.context.config.train.kernels)
+    return torch.cat([model.outputs(samples.images[a:b]) for a, b in chunks(len(samples))])
 
 
 def divergence(student: torch.Tensor, teachers: torch.Tensor) -> torch.Tensor:
@@ -92,26 +93,27 @@ def cosine(step: int, whole: int) -> float:
 class Course:
     """The student, its lessons, and the best it has been so far."""
 
-    def __init__(self, student: nn.Module, lessons: Samples, teachers: torch.Tensor, exam: Samples) -> None:
+    def __init__(self, student: Model, lessons: Samples, teachers: torch.Tensor, exam: Samples) -> None:
         self.student = student
         self._lessons, self._teachers, self._exam = lessons, teachers, exam
-        self.best = weights_of(student)
+        self.best = student.weights()
         self.accuracy = score(student, exam).accuracy
 
     def batches(self, rng: np.random.Generator, max_steps: int, patience: int) -> Iterator[Batch]:
         """Shuffled batches for as long as it is worth it; the exams happen between two of them."""
-        order = np.empty(0, dtype=np.int64)
         improved = 0
-        for step in range(1, max_steps + 1):
-            if not len(order):
-                order = rng.permutation(len(self._lessons))
-            chosen, order = torch.from_numpy(order[:BATCH]), order[BATCH:]
-            yield to_input(self._lessons.images[chosen]), self._teachers[chosen]
+        for step, batch in enumerate(islice(self._epochs(rng), max_steps), start=1):
+            yield batch
             if step % CHECK_EVERY and step < max_steps:
                 continue
             accuracy = score(self.student, self._exam).accuracy
-            self.student.train()
             if accuracy > self.accuracy:
-                self.best, self.accuracy, improved = weights_of(self.student), accuracy, step
+                self.best, self.accuracy, improved = self.student.weights(), accuracy, step
             if step - improved >= patience:
                 return
+
+    def _epochs(self, rng: np.random.Generator) -> Iterator[Batch]:
+        pictures = Pictures(self._lessons.images)
+        while True:
+            order = rng.permutation(len(self._lessons))
+            yield from Epoch(pictures, order, self._teachers[torch.from_numpy(order)], BATCH).batches()

@@ -11,13 +11,14 @@ import torch
 
 from feddumap.algorithm import Metrics, Progress, RoundView, ServerStep
 from feddumap.data.divergence import divergence
-from feddumap.device import training
-from feddumap.device.evaluation import Score, chunks, score
-from feddumap.device.task import weights_of
-from feddumap.device.training import Batch, Samples, batches, fit, masked, sgd
 from feddumap.errors import FeddumapError
-from feddumap.models import network
 from feddumap.seeds import stream
+from feddumap.training import optimizers
+from feddumap.training.evaluation import Score, chunks, score
+from feddumap.training.loop import fit
+from feddumap.training.model import make
+from feddumap.training.optimizers import masked, sgd
+from feddumap.training.samples import Batch, Samples, batches
 from feddumap.types import Tensors
 
 EPSILON = 1e-3
@@ -174,18 +175,19 @@ def divide(server: Samples, seed: int, hold_out: bool) -> tuple[Samples, Samples
 
 def evaluate(weights: Tensors, samples: Samples, view: RoundView) -> Score:
     """Accuracy and loss on server data, in eval mode without augmentation."""
-    device = view.context.config.run.device
-    model = network(view.state.architecture, weights).to(device)
+    config = view.context.config
+    device = config.run.device
+    model = make(view.state.architecture, weights, config.train.kernels, device)
     parts = [Samples(samples.images[a:b], samples.labels[a:b]).to(device) for a, b in chunks(len(samples))]
     return Score.total(score(model, part) for part in parts)
 
 
 def train_copy(
-    weights: Tensors, samples: Samples, view: RoundView, rule: training.Rule | None = None
+    weights: Tensors, samples: Samples, view: RoundView, rule: optimizers.Rule | None = None
 ) -> tuple[Tensors, Tensors]:
     """E epochs of plain SGD (or another rule) at this round's learning rate; nothing is carried along."""
     config = view.context.config
-    model = network(view.state.architecture, weights).to(config.run.device)
+    model = make(view.state.architecture, weights, config.train.kernels, config.run.device)
     rng = stream(config.run.seed, "server-batches", view.state.round)
     placed = samples.to(config.run.device)
     train = config.train
@@ -193,7 +195,7 @@ def train_copy(
     total = train.epochs * math.ceil(len(samples) / train.batch)
     inside = masked(rule or sgd(), view.state.mask)
     fit(model, ticking(data, total, view.context.progress), inside, view.lr)
-    return weights_of(model), {}
+    return model.weights(), {}
 
 
 def ticking(data: Iterable[Batch], total: int, progress: Progress) -> Iterator[Batch]:

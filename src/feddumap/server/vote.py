@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from feddumap.algorithm import Aggregate, Merged, RoundView
-from feddumap.device.task import weights_of
 from feddumap.device.teaching import School, answers, students_of
-from feddumap.device.training import Samples
-from feddumap.models import network
 from feddumap.seeds import stream
 from feddumap.tensors import weighted_mean
+from feddumap.training.model import make
+from feddumap.training.samples import Samples
 from feddumap.types import Tensors, Upload
 
 
@@ -24,12 +23,13 @@ def elected(partitions: int, school: School) -> Aggregate:
     def aggregate(uploads: Iterable[Upload], view: RoundView) -> Merged:
         server, shape = view.context.server, view.state.architecture
         votes = np.zeros((len(server), shape.classes), dtype=np.int64)
+        kernels = view.context.config.train.kernels
 
         def heard() -> Iterator[tuple[float, Tensors]]:
             """Each party passes once: it votes, and its students join the mean."""
             for upload in uploads:
                 students = students_of(upload, partitions)
-                count(votes, [answers(network(shape, student), server.images) for student in students])
+                count(votes, [answers(make(shape, student, kernels), server.images) for student in students])
                 for student in students:
                     yield upload.samples, student
 
@@ -44,7 +44,7 @@ def elected(partitions: int, school: School) -> Aggregate:
             "vote_accuracy": float((labels == server.labels.numpy()).mean()),
             "unelected": int((votes.sum(axis=1) == 0).sum()),
         }
-        return Merged(weights_of(model), metrics=report)
+        return Merged(model.weights(), metrics=report)
 
     return aggregate
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.device.quick import quick
-from feddumap.device.training import Samples, to_input
+from feddumap.training.model import Model, as_model
+from feddumap.training.samples import Samples
 
 CHUNK = 250
 
@@ -51,12 +51,10 @@ def chunks(count: int) -> list[tuple[int, int]]:
     return [(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
 
 
-@torch.inference_mode()
-def score(network: nn.Module, samples: Samples) -> Score:
+def score(model: Model | nn.Module, samples: Samples) -> Score:
     """One chunk, in eval mode, without augmentation."""
-    network.eval()
-    with quick(network):
-        outputs = network(to_input(samples.images))
-    loss = F.cross_entropy(outputs.double(), samples.labels, reduction="sum")
-    correct = (outputs.argmax(dim=1) == samples.labels).sum()
+    outputs = as_model(model).outputs(samples.images)
+    with torch.inference_mode():
+        loss = F.cross_entropy(outputs.double(), samples.labels, reduction="sum")
+        correct = (outputs.argmax(dim=1) == samples.labels).sum()
     return Score(int(correct), float(loss), len(samples))

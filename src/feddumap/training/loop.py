@@ -1,0 +1,45 @@
+"""The training loop: the only one. Devices and the server train with it, whatever the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from feddumap.training.model import Loss, Model, as_model
+from feddumap.training.optimizers import Rule
+from feddumap.training.samples import Batch, Samples
+
+Schedule = Callable[[int], float]
+"""The learning rate of a step, counted from 0."""
+
+
+def fit(
+    model: Model | nn.Module,
+    data: Iterable[Batch],
+    rule: Rule,
+    lr: float | Schedule,
+    loss: Loss | None = None,
+) -> int:
+    """Train in place, one step a batch; returns the number of steps. The loss is cross-entropy if none is
+    given."""
+    trained = as_model(model)
+    steps = 0
+    with trained.training():
+        parameters, state = trained.parameters, rule.init(trained)
+        for batch in data:
+            grads = trained.gradients(batch, loss)
+            with torch.no_grad():
+                rule.step(parameters, grads, state, lr(steps) if callable(lr) else lr)
+            steps += 1
+    return steps
+
+
+def full_gradient(model: Model | nn.Module, samples: Samples) -> dict[str, torch.Tensor]:
+    """∇ of the mean loss over all samples, without augmentation, in eval mode and in fixed chunks."""
+    made = as_model(model)
+    total = made.zeros()
+    for grads in made.summed_gradients(samples):
+        torch._foreach_add_(total, grads)
+    return {name: grad / len(samples) for name, grad in made.named(total).items()}
