@@ -1,7 +1,8 @@
 """The kernels in C, a shared library for each kind of processor. Everything else is in pyproject.toml.
 
-They are optional: without a compiler the package is installed without them and trains with torch. The libraries are
-loaded by ctypes (`feddumap.training.kernels.library`), so they need no Python headers and suit every version of Python.
+They are optional: without a compiler the package is installed without them and trains with torch. The
+libraries are loaded by ctypes (`feddumap.training.kernels.library`), so they need no Python headers and suit
+every version of Python.
 """
 
 import os
@@ -13,8 +14,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src/feddumap/training/kernels")
-PLAIN = ["-O3", "-g0", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi"]
-VARIANTS = {"baseline": []}
+ARITHMETIC = ["-fno-math-errno", "-ffp-contract=fast"]
+PLAIN = ["-O3", "-g0", "-std=gnu11", *ARITHMETIC, "-fvisibility=hidden", "-Wno-psabi"]
+VARIANTS: dict[str, list[str]] = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):
     VARIANTS["avx2"] = ["-mavx2", "-mfma"]
     VARIANTS["avx512"] = ["-march=skylake-avx512", "-mprefer-vector-width=256"]

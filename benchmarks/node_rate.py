@@ -9,9 +9,10 @@ import time
 
 import torch
 
-from feddumap.models import architecture, initialise, network
+from feddumap.models import architecture, initialise
 from feddumap.pruning.rates import node_rate
 from feddumap.runtime import exact_math
+from feddumap.training.model import make
 from feddumap.training.samples import Samples
 from feddumap.types import Question
 
@@ -20,10 +21,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--mode", default="density", choices=["density", "gap"])
+    parser.add_argument("--kernels", default="c", choices=["c", "torch"])
     parser.add_argument("--samples", type=int, default=100)
     options = parser.parse_args()
     shape = architecture(options.model, 10)
-    model = network(shape, initialise(shape, 0))
+    model = make(shape, initialise(shape, 0), options.kernels)
     generator = torch.Generator().manual_seed(0)
     samples = Samples(
         torch.randint(0, 256, (options.samples, 32, 32, 3), dtype=torch.uint8, generator=generator),

@@ -13,12 +13,13 @@ import time
 import numpy as np
 import torch
 
-from feddumap.models import architecture, initialise, network
+from feddumap.models import architecture, initialise
 from feddumap.models.cost import macs
 from feddumap.pruning.cut import plan
 from feddumap.pruning.graph import prunable
 from feddumap.runtime import exact_math
 from feddumap.training.loop import fit
+from feddumap.training.model import make
 from feddumap.training.optimizers import sgd
 from feddumap.training.samples import Samples, batches
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--keep", type=float, default=0.7, help="share of filters kept in each layer")
+    parser.add_argument("--kernels", default="c", choices=["c", "torch"])
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
 
@@ -47,7 +49,7 @@ def main() -> None:
     with exact_math():
         for turn in range(options.repeat + 1):
             for name, (shape, start) in kinds.items():
-                model = network(shape, start)
+                model = make(shape, start, options.kernels)
                 began = time.perf_counter()
                 fit(model, batches(samples, 5, 10, np.random.default_rng(0), augment=True), sgd(), 0.01)
                 if turn:  # the first turn warms up

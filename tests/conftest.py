@@ -72,6 +72,10 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+both_kernels = pytest.mark.parametrize("kernels", ["c", "torch"])
+"""For what is computed by the kernels in C or by torch, as `train.kernels` says."""
+
+
 def small(**sections: dict[str, Any]) -> Config:
     """The small run with some keys set."""
     return Config.parse(SMALL).replace(**sections)

@@ -15,6 +15,7 @@ LAYERS = [
     ["errors", "seeds", "types", "files", "runtime", "stopping"],
     ["tensors", "config", "curves", "memory", "events"],
     ["data", "models", "fleet", "selection"],
+    ["training"],
     ["algorithm", "device", "pruning"],
     ["server", "menu"],
     ["groups"],
@@ -85,9 +86,23 @@ def users_of(*names: str) -> set[str]:
 
 def test_there_is_one_training_loop() -> None:
     """Whoever else differentiates looks at curvature or answers a question, and moves no parameter."""
-    others = {"pruning/lanczos.py", "pruning/gap.py", "device/reports.py", "device/stack.py"}
-    assert users_of("autograd.grad", "backward") - others == {"device/training.py"}
-    assert users_of("_foreach_add_", "optim.SGD", "optim.Adam") == {"device/training.py"}
+    others = {"pruning/lanczos.py", "pruning/gap.py", "device/reports.py"}
+    assert users_of("autograd.grad", "backward") - others == {"training/model.py"}
+    assert users_of("_foreach_add_") == {"training/optimizers.py", "training/loop.py"}
+    assert users_of("optim.SGD", "optim.Adam") == set()
+
+
+def test_only_the_loop_takes_a_step() -> None:
+    """A rule around another one hands its step on, and does nothing else with it."""
+    assert users_of("step") == {"training/loop.py", "training/optimizers.py"}
+    tree = ast.parse((SOURCE / "training" / "optimizers.py").read_text())
+    steps = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "step"]
+    handed_on = [node for step in steps for node in ast.walk(step) if is_step(node)]
+    assert len(handed_on) == sum(map(is_step, ast.walk(tree))) == 2  # masked and watched
+
+
+def is_step(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "rule.step"
 
 
 def test_runs_are_written_in_one_place() -> None:

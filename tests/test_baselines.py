@@ -28,11 +28,12 @@ from feddumap.server.distill import cosine
 from feddumap.server.fedopt import adagrad, adam, fedopt, yogi
 from feddumap.tensors import digest
 from feddumap.training.loop import fit
+from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import adam as adam_rule
 from feddumap.training.optimizers import proximal, sgd
 from feddumap.training.samples import Samples, batches
 from feddumap.types import ServerState, Tensors
-from tests.conftest import small
+from tests.conftest import both_kernels, small
 from tests.test_rounds import sgd_oracle
 
 
@@ -42,17 +43,17 @@ def samples(count: int) -> Samples:
     return Samples(images, torch.randint(0, 10, (count,), generator=generator))
 
 
-def test_fedprox_pulls_to_the_model_received() -> None:
+@both_kernels
+def test_fedprox_pulls_to_the_model_received(kernels: Kernels) -> None:
     """SGD in float64 on the loss with the proximal term written into it."""
     shape = architecture("lenet", 10)
     weights, mu, lr = initialise(shape, 3), 0.5, 0.05
-    trained, plain = network(shape, weights), network(shape, weights)
+    trained, plain, again = (make(shape, weights, kernels) for _ in range(3))
     with exact_math():
         for model, rule in ((trained, proximal(mu)), (plain, proximal(0.0))):
             fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), rule, lr)
-        again = network(shape, weights)
         fit(again, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), lr)
-    assert digest(dict(plain.state_dict())) == digest(dict(again.state_dict()))  # μ = 0 is FedAvg
+    assert digest(plain.weights()) == digest(again.weights())  # μ = 0 is FedAvg
 
     oracle = network(shape, weights).double()
     start = [parameter.detach().clone() for parameter in oracle.parameters()]
@@ -62,9 +63,9 @@ def test_fedprox_pulls_to_the_model_received() -> None:
         grads = torch.autograd.grad(loss, list(oracle.parameters()))
         for parameter, grad in zip(oracle.parameters(), grads, strict=True):
             parameter.data -= lr * grad
-    for name, tensor in trained.state_dict().items():
+    for name, tensor in trained.weights().items():
         torch.testing.assert_close(tensor.double(), oracle.state_dict()[name], rtol=1e-4, atol=1e-6)
-        assert not torch.equal(tensor, plain.state_dict()[name])
+        assert not torch.equal(tensor, plain.weights()[name])
 
 
 def view_of(state: ServerState) -> RoundView:
@@ -406,7 +407,7 @@ def test_hrank_removes_the_same_share_everywhere(home: object, rate: float) -> N
     data = run.dataset
     own = Samples.take(data.train_images, data.train_labels, run.split.server)
     with exact_math():
-        model = network(full, run.state.weights)
+        model = make(full, run.state.weights, run.config.train.kernels)
         ranks = feature_ranks(model, prunable(full).layers, own, lambda *_: None)
     next(rounds)
     layers = run.records[1]["pruning"]["layers"]

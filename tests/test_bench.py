@@ -25,6 +25,7 @@ from feddumap.data import partition
 from feddumap.menu import RECIPES
 from feddumap.models import architecture
 from feddumap.models.cost import macs
+from feddumap.training.kernels import library
 
 TINY = Setting(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
 
@@ -62,6 +63,7 @@ def test_rounds(temporary: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     found = bench_rounds(TINY, 2, lambda *step: seen.append(step))
     check_times(found)
+    assert found["kernels"] == f"c ({library.require().variant})"
     assert found["samples_per_round"] == 2 * 10 * 2
     assert found["samples_per_second"] == pytest.approx(40 / found["seconds_per_round"])
     assert found["multiply_adds_per_round"] == 3 * macs(architecture("lenet", 10)) * 40
@@ -187,6 +189,9 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert "lenet · 1 round · 1 worker" in call(*order)
     found = json.loads(call(*order, "--json"))
     assert (found["model"], found["workers"], found["epochs"], found["rounds"]) == ("lenet", 1, 1, 1)
+    assert found["kernels"].startswith("c (")
+    assert json.loads(call(*order, "--json", "--kernels", "torch"))["kernels"] == "torch"
+    assert "train.kernels = 'c' with resnet18" in call("rounds", "--model", "resnet18", "--kernels", "c")
     assert "unknown model 'lent'" in call("rounds", "--model", "lent")
     assert "unknown model 'lent'" in call("scale", "--model", "lent")
 

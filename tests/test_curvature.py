@@ -22,6 +22,7 @@ from feddumap.pruning.density import mass_above, settled_rate
 from feddumap.pruning.gap import Gap, first_gap, fisher_spectrum, lipschitz_constant
 from feddumap.pruning.lanczos import Spectrum, flat, hessian
 from feddumap.pruning.rates import node_rate
+from feddumap.training.model import Model, make
 from feddumap.training.samples import Samples, to_input
 from feddumap.types import Question
 
@@ -333,8 +334,8 @@ def test_a_quadratic_loss_has_lipschitz_constant_zero(monkeypatch: pytest.Monkey
 # --- a node's rate --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Samples]:
+@pytest.fixture(params=["c", "torch"])
+def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, Samples]:
     """LeNet and images, with fewer Lanczos steps."""
     monkeypatch.setattr(rates, "STEPS", 4)
     monkeypatch.setattr(rates, "SAMPLES", 8)
@@ -342,14 +343,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Samples]:
     rng = np.random.default_rng(3)
     images = torch.from_numpy(rng.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
     data = Samples(images, torch.from_numpy(rng.integers(0, 10, 20)))
-    return network(lenet, initialise(lenet, 5)), data
+    return make(lenet, initialise(lenet, 5), request.param), data
 
 
 def question(mode: str, max_rate: float | None = None) -> Question:
     return Question("rate", {"mode": mode, "max_rate": max_rate})
 
 
-def test_the_density_of_a_node(node: tuple[nn.Module, Samples]) -> None:
+def test_the_density_of_a_node(node: tuple[Model, Samples]) -> None:
     model, data = node
     lenet, asked, name = architecture("lenet", 10), question("density"), ("device", 30, 2)
     rate = node_rate(model, lenet, data, asked, 777, name)
@@ -368,7 +369,7 @@ def test_the_density_of_a_node(node: tuple[nn.Module, Samples]) -> None:
     assert clamped == replace(rate, p=rate.p / 2, clamped=True)
 
 
-def test_a_batch_is_drawn_without_replacement(node: tuple[nn.Module, Samples]) -> None:
+def test_a_batch_is_drawn_without_replacement(node: tuple[Model, Samples]) -> None:
     data, name = Samples(node[1].images, torch.arange(20)), ("server", 30)
     chosen = rates._some(data, 1, name).labels.tolist()
     assert chosen == sorted(set(chosen))
@@ -378,15 +379,16 @@ def test_a_batch_is_drawn_without_replacement(node: tuple[nn.Module, Samples]) -
     assert rates._some(few, 1, name) is few
 
 
-def test_the_gap_of_a_node(node: tuple[nn.Module, Samples], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_of_a_node(node: tuple[Model, Samples], monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = node
     lenet, name = architecture("lenet", 10), ("server", 30)
-    for parameter in model.parameters():  # away from the first weights of seed 5
+    for parameter in model.parameters:  # away from the first weights of seed 5
         parameter.data.mul_(1.5)
     rate = node_rate(model, lenet, data, question("gap"), 5, name)
     batch = rates._some(data, 5, name)
-    lipschitz = lipschitz_constant(model, batch, list(initialise(lenet, 5).values()))
-    values = fisher_spectrum(model, batch)
+    net = network(lenet, model.weights())
+    lipschitz = lipschitz_constant(net, batch, list(initialise(lenet, 5).values()))
+    values = fisher_spectrum(net, batch)
     assert (rate.m, rate.d) == first_gap(values, lipschitz)
     assert (rate.lipschitz, rate.lambda_min, rate.lambda_max) == (lipschitz, values[0], values[-1])
     assert lipschitz > 0
@@ -403,9 +405,9 @@ def test_the_gap_of_a_node(node: tuple[nn.Module, Samples], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("mode", ["density", "gap"])
-def test_a_loss_that_overflows_is_an_error(node: tuple[nn.Module, Samples], mode: str) -> None:
+def test_a_loss_that_overflows_is_an_error(node: tuple[Model, Samples], mode: str) -> None:
     model, data = node
-    for parameter in model.parameters():
+    for parameter in model.parameters:
         parameter.data.mul_(1e9)  # finite, but products of layers are not
     with pytest.raises(FeddumapError, match=r"overflowed: lower train.lr"):
         node_rate(model, architecture("lenet", 10), data, question(mode), 5, ("server", 30))

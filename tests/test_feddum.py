@@ -26,9 +26,11 @@ from feddumap.server.dynamic_update import dynamic, server_update
 from feddumap.server.momentum import server_momentum
 from feddumap.tensors import digest
 from feddumap.training.loop import fit
+from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import momentum, sgd
 from feddumap.training.samples import Samples, batches, to_input
 from feddumap.types import ServerState, Tensors
+from tests.conftest import both_kernels
 from tests.test_methods import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -167,40 +169,43 @@ def device_case() -> tuple[api.Run, Samples, float]:
     return run, taken(run, run.split.device(0)[:50]), 0.05
 
 
+@both_kernels
 @pytest.mark.parametrize("beta", [0.5, 0.9])
-def test_a_device_averages_its_gradients_from_zero(home: object, beta: float) -> None:
+def test_a_device_averages_its_gradients_from_zero(home: object, beta: float, kernels: Kernels) -> None:
     run, data, lr = device_case()
-    model = network(run.state.architecture, run.state.weights)
+    model = make(run.state.architecture, run.state.weights, kernels)
     assert fit(model, batches(data, 2, 32, stream(1, "b"), augment=True), momentum(beta), lr) == 4
-    assert_near(
-        dict(model.state_dict()), descend(run, run.state.weights, data, stream(1, "b"), lr, beta).weights
-    )
+    assert_near(model.weights(), descend(run, run.state.weights, data, stream(1, "b"), lr, beta).weights)
 
 
-def test_the_first_step_is_not_that_of_torch(home: object) -> None:
+@both_kernels
+def test_the_first_step_is_not_that_of_torch(home: object, kernels: Kernels) -> None:
     """(1 − β') η g here; torch.optim.SGD with the same dampening takes η g."""
     run, data, lr = device_case()
     (first,) = list(batches(data, 1, 50, stream(1, "b"), augment=False))
-    ours, theirs, plain = (network(run.state.architecture, run.state.weights) for _ in range(3))
+    ours, plain = (make(run.state.architecture, run.state.weights, kernels) for _ in range(2))
+    theirs = network(run.state.architecture, run.state.weights)
     fit(ours, [first], momentum(0.9), lr)
     fit(plain, [first], sgd(), lr)
     optimiser = torch.optim.SGD(theirs.parameters(), lr=lr, momentum=0.9, dampening=0.9)
-    F.cross_entropy(theirs(first[0]), first[1]).backward()
+    inputs, labels = first
+    F.cross_entropy(theirs(inputs), labels).backward()
     optimiser.step()
     start = {name: tensor.double() for name, tensor in run.state.weights.items()}
-    whole = {name: tensor.double() - start[name] for name, tensor in plain.state_dict().items()}
+    whole = {name: tensor.double() - start[name] for name, tensor in plain.weights().items()}
     assert_near({n: t.double() - start[n] for n, t in theirs.state_dict().items()}, whole, 1e-3, 1e-7)
     tenth = {name: 0.1 * step for name, step in whole.items()}
-    assert_near({n: t.double() - start[n] for n, t in ours.state_dict().items()}, tenth, 1e-3, 1e-7)
+    assert_near({n: t.double() - start[n] for n, t in ours.weights().items()}, tenth, 1e-3, 1e-7)
     assert max(step.abs().max() for step in whole.values()) > 1e-4
 
 
-def test_without_momentum_a_device_does_plain_sgd_bit_for_bit(home: object) -> None:
+@both_kernels
+def test_without_momentum_a_device_does_plain_sgd_bit_for_bit(home: object, kernels: Kernels) -> None:
     run, data, lr = device_case()
-    models = [network(run.state.architecture, run.state.weights) for _ in range(2)]
+    models = [make(run.state.architecture, run.state.weights, kernels) for _ in range(2)]
     for model, rule in zip(models, (momentum(0.0), sgd()), strict=True):
         fit(model, batches(data, 2, 8, stream(1, "b"), augment=True), rule, lr)
-    assert digest(dict(models[0].state_dict())) == digest(dict(models[1].state_dict()))
+    assert digest(models[0].weights()) == digest(models[1].weights())
 
 
 def test_without_momentum_feddum_is_feddu(home: object) -> None:

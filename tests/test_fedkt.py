@@ -15,12 +15,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from feddumap import api
 from feddumap.config import Config
 from feddumap.device import teaching
-from feddumap.device.task import weights_of
 from feddumap.device.teaching import School, passes, plurality
 from feddumap.models import architecture, initialise, network
 from feddumap.runtime import exact_math
@@ -29,10 +27,11 @@ from feddumap.selection import select
 from feddumap.server.vote import count
 from feddumap.tensors import digest
 from feddumap.training.loop import fit
+from feddumap.training.model import Kernels, Model
 from feddumap.training.optimizers import adam
 from feddumap.training.samples import Samples, batches
 from feddumap.types import Tensors
-from tests.conftest import small
+from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
 
 FULL = 62_006  # LeNet's parameters
@@ -96,13 +95,13 @@ def listening() -> Iterator[list[Lesson]]:
     firsts: list[str] = []
     plain_train, plain_fit = School.train, fit
 
-    def first(model: nn.Module, *rest: Any) -> int:
-        firsts.append(digest(dict(model.state_dict())))
+    def first(model: Model, *rest: Any) -> int:
+        firsts.append(digest(model.weights()))
         return plain_fit(model, *rest)
 
-    def train(self: School, start: Any, data: Samples, *rest: Any) -> tuple[nn.Module, int]:
+    def train(self: School, start: Any, data: Samples, *rest: Any) -> tuple[Model, int]:
         model, steps = plain_train(self, start, data, *rest)
-        heard.append(Lesson(data, firsts[-1], weights_of(model), steps))
+        heard.append(Lesson(data, firsts[-1], model.weights(), steps))
         return model, steps
 
     with pytest.MonkeyPatch.context() as patch:
@@ -278,13 +277,15 @@ def test_adam_with_decay_equals_torchs() -> None:
     assert not torch.allclose(other, expected, rtol=1e-7, atol=1e-10)
 
 
-def test_a_lesson_is_adams(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_kernels
+def test_a_lesson_is_adams(monkeypatch: pytest.MonkeyPatch, kernels: Kernels) -> None:
     """Fresh weights and batches of 64 in its own order; with a decay that float32 can show."""
     assert (teaching.LEARNING_RATE, teaching.WEIGHT_DECAY, teaching.BATCH) == (1e-3, 1e-5, 64)
     monkeypatch.setattr(teaching, "WEIGHT_DECAY", 0.1)
     shape, data = architecture("lenet", 10), samples(150)
+    start, settings = (shape, initialise(shape, 3)), config().replace(train={"kernels": kernels})
     with exact_math():
-        model, steps = School(2).train((shape, initialise(shape, 3)), data, 0.5, config(), stream(1, "a"))
+        model, steps = School(2).train(start, data, 0.5, settings, stream(1, "a"))
     rng = stream(1, "a")
     oracle = network(shape, initialise(shape, int(rng.integers(2**31)))).double()
     optimiser = torch.optim.Adam(oracle.parameters(), lr=1e-3, weight_decay=0.1)
@@ -293,5 +294,5 @@ def test_a_lesson_is_adams(monkeypatch: pytest.MonkeyPatch) -> None:
         F.cross_entropy(oracle(inputs.double()), labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     assert steps == 2 * 3
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.weights().items():
         torch.testing.assert_close(tensor.double(), oracle.state_dict()[name], rtol=1e-4, atol=1e-5)

@@ -58,7 +58,7 @@ def config_of(method: str, engine: str = "flower", **sections: dict[str, Any]) -
     return small(
         data={"devices": DEVICES},
         method={"name": method, **METHODS.get(method, {})},
-        **{"train": {"rounds": 4, "cohort": 3, "stack": 1}, **sections},
+        **{"train": {"rounds": 4, "cohort": 3}, **sections},
     )
 
 
@@ -77,7 +77,7 @@ def alike(one: api.Run, other: api.Run) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_flower_and_simulation_agree_bit_for_bit(home: Path, tmp_path: Path, method: str) -> None:
-    few = {"rounds": 4, "cohort": 2, "stack": 1}
+    few = {"rounds": 4, "cohort": 2}
     expected = api.train(config_of(method, "local", train=few))
     found = over(FakeGrid.of(DEVICES, state=str(tmp_path)), config_of(method, train=few)).run()
     alike(found, expected)
@@ -273,7 +273,7 @@ def test_a_pruning_goes_on_without_a_devices_rate(home: Path, tmp_path: Path) ->
 
     grid = FakeGrid.of(DEVICES, state=str(tmp_path))
     grid.node(2).mischief = no_rate
-    config = config_of("feddumap", train={"rounds": 2, "cohort": 4, "stack": 1})
+    config = config_of("feddumap", train={"rounds": 2, "cohort": 4})
     config = config.replace(method={"prune_round": 1, "rate_nodes": "all"})
     records = over(grid, config).run().records
     assert records[1]["lost"] == {"2": "it did not answer within 0.4 s"}
@@ -482,9 +482,8 @@ def test_the_servers_settings(home: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_engines_in_the_configuration(home: Path, tmp_path: Path) -> None:
-    assert api.start(config_of("fedavg", train={"cohort": 3})).config.train.stack == 1
-    with pytest.raises(FeddumapError, match=r"train.stack = 3: expected 1 with run.engine = 'flower'"):
-        api.start(config_of("fedavg", train={"stack": 3}))
+    engines = ("local", "flower", "ray")
+    assert {api.start(config_of("fedavg", engine)).config.train.kernels for engine in engines} == {"c"}
     with pytest.raises(FeddumapError, match=r"run.engine = 'flower' cannot be used here"):
         api.start(config_of("fedavg")).run()
 

@@ -155,9 +155,9 @@ def test_over_flower_and_in_the_pool_the_bits_are_the_same(four: Four, home: Pat
     until((four.out(method) / "summary.json").exists, f"the end of {method}")
     sets = [f"method.name={method}", *METHODS[method].split(), "run.engine=local", "run.workers=2"]
     run = api.train(load(four.federation.project.path / "config.toml", sets))
-    assert run.config.train.stack == 1
     found = api.resume(four.out(method))
     found.close()
+    assert run.config.train.kernels == found.config.train.kernels == "c"
     assert found.state.round == run.state.round == 4
     alike(found, run)
     if method == "feddumap":

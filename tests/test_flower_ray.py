@@ -17,7 +17,7 @@ from feddumap.flower.engines import engine_of
 from feddumap.runs import read_config, read_records
 from tests.test_flower_cohort import alike, config_of
 
-FEW = {"rounds": 4, "cohort": 2, "stack": 1}
+FEW = {"rounds": 4, "cohort": 2}
 
 
 def in_the_pool(method: str) -> api.Run:

@@ -20,7 +20,7 @@ from feddumap import api
 from feddumap.cohort.desk import LocalCohort
 from feddumap.config import Config
 from feddumap.errors import FeddumapError
-from feddumap.models import architecture, build, initialise, network
+from feddumap.models import architecture, build, initialise
 from feddumap.pruning import rates
 from feddumap.pruning.masks import largest, maskable, put_on
 from feddumap.runs import read_checkpoint
@@ -29,10 +29,11 @@ from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.tensors import digest
 from feddumap.training.loop import fit
+from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import Rule, masked, momentum, sgd
 from feddumap.training.samples import batches
 from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
-from tests.conftest import small
+from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
 
 FULL = 62_006  # LeNet's parameters, all of which can be masked
@@ -191,8 +192,9 @@ def test_training_inside_a_mask_equals_masked_gradients(home: object) -> None:
         assert all(torch.equal(run.state.mask[name], kept) for name, kept in mask.items())
 
 
+@both_kernels
 @pytest.mark.parametrize("rule", [sgd(), momentum(0.8)])
-def test_a_mask_that_keeps_all_changes_no_bit(rule: Rule) -> None:
+def test_a_mask_that_keeps_all_changes_no_bit(rule: Rule, kernels: Kernels) -> None:
     shape = architecture("lenet", 10)
     weights = initialise(shape, 3)
     everything = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in weights.items()}
@@ -200,9 +202,9 @@ def test_a_mask_that_keeps_all_changes_no_bit(rule: Rule) -> None:
     bits = []
     with exact_math():
         for used in (rule, masked(rule, everything), masked(rule, {}), masked(rule, some)):
-            model = network(shape, weights)
+            model = make(shape, weights, kernels)
             fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), used, 0.05)
-            bits.append(digest(dict(model.state_dict())))
+            bits.append(digest(model.weights()))
     assert bits[0] == bits[1] == bits[2] != bits[3]
 
 

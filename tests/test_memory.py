@@ -47,7 +47,7 @@ def message_of(run: api.Run, controls: Tensors) -> Broadcast:
 
 def cohort_of(run: api.Run, memory: Memory) -> LocalCohort:
     desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed))
-    return LocalCohort(desk, Examiner(run.dataset, "cpu"), memory)
+    return LocalCohort(desk, Examiner(run.dataset, run.config), memory)
 
 
 def remembered(folder: Path) -> dict[int, tuple[int, str]]:

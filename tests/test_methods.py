@@ -132,7 +132,7 @@ def test_one_device_is_its_own_mean(home: object, name: str) -> None:
     message = replace(broadcast_of(run.state, run.config), extra=algorithm.send(run.state))
     desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
     with exact_math():
-        ((upload, _),) = desk.train(message, {3: {}})
+        upload, _ = desk.train(message, 3, {})
     merged = algorithm.aggregate([upload], None)  # type: ignore[arg-type]
     assert digest(upload.weights) != digest(message.weights)
     assert digest(merged.weights) == digest(upload.weights)

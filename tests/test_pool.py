@@ -45,7 +45,7 @@ def pool(run: api.Run) -> Iterator[Pool]:
 def local(run: api.Run) -> LocalCohort:
     return LocalCohort(
         Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed)),
-        Examiner(run.dataset, "cpu"),
+        Examiner(run.dataset, run.config),
         Shelf(),
     )
 

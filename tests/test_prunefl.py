@@ -31,9 +31,10 @@ from feddumap.seeds import stream
 from feddumap.selection import select
 from feddumap.tensors import digest
 from feddumap.training.evaluation import Score
+from feddumap.training.model import Kernels, make
 from feddumap.training.samples import batches
 from feddumap.types import Answer, Tensors
-from tests.conftest import small
+from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
 
 FULL = 62_006  # LeNet's parameters
@@ -170,7 +171,7 @@ def test_a_device_reports_the_squares_of_its_rounds(home: object) -> None:
     state = replace(run.state, weights=within(run.state.weights, mask), mask=mask)
     left = FULL - sum(int((~kept).sum()) for kept in mask.values())
     desk, shelf = Desk(run.config, SplitHoldings(run.dataset, run.split, 777)), Shelf()
-    cohort = LocalCohort(desk, Examiner(run.dataset, "cpu"), shelf)
+    cohort = LocalCohort(desk, Examiner(run.dataset, run.config), shelf)
     sums = [squared(run, state.weights, 2, number, mask) for number in range(4)]
     for number, since in enumerate((0, 0, 0, 3)):
         message = broadcast_of(replace(state, round=number), run.config)
@@ -264,14 +265,15 @@ def test_an_adjustment_without_reports_is_said(home: object) -> None:
 # the first mask
 
 
-def lenet_search() -> Search:
+def lenet_search(kernels: Kernels = "c") -> Search:
     shape = architecture("lenet", 10)
-    return Search(network(shape, initialise(shape, 1)), samples(40), Costs(1.0, {"fc3.weight": 1.0}), 10)
+    model = make(shape, initialise(shape, 1), kernels)
+    return Search(model, samples(40), Costs(1.0, {"fc3.weight": 1.0}), 10)
 
 
 def test_no_passes_find_a_full_mask() -> None:
     search = lenet_search()
-    begun = digest(dict(search.network.state_dict()))
+    begun = digest(search.model.weights())
     mask, dense = search.run(9, stream(1, "a"))  # fewer than it takes to look
     assert digest(dense) == begun
     assert bool(mask["fc3.weight"].all())
@@ -313,7 +315,8 @@ def test_the_search_ends_after_five_calm_changes(
     assert mask["fc3.weight"].double().mean() == pytest.approx(left, abs=1 / 840)
 
 
-def test_what_the_search_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_kernels
+def test_what_the_search_trains(monkeypatch: pytest.MonkeyPatch, kernels: Kernels) -> None:
     """Ten passes at 0.1 and 20 a step, ten more inside a mask; each time the Σ g² of these, in float64."""
     half = {"fc3.weight": torch.rand((10, 84), generator=torch.Generator().manual_seed(0)) < 0.5}
     seen: list[Tensors] = []
@@ -324,8 +327,8 @@ def test_what_the_search_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, fake in (("adjust", spy), ("score", lambda *_: Score(1, 0.0, 1)), ("EVERY", 10)):
         monkeypatch.setattr(prunefl, name, fake)
-    search, rng = lenet_search(), stream(1, "b")
-    model = network(architecture("lenet", 10), search.network.state_dict()).double()
+    search, rng = lenet_search(kernels), stream(1, "b")
+    model = network(architecture("lenet", 10), search.model.weights()).double()
     with exact_math():
         mask, dense = search.run(20, stream(1, "b"))
     named = dict(model.named_parameters())

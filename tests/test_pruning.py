@@ -20,8 +20,10 @@ from feddumap.pruning.cut import Cut, plan
 from feddumap.pruning.graph import prunable
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import dropped, layer_rates, node_weights, threshold
+from feddumap.training.model import Kernels, TorchModel, make
 from feddumap.training.samples import Samples, to_input
 from feddumap.types import Architecture, ServerState, Tensors
+from tests.conftest import both_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -385,7 +387,8 @@ def pictures(count: int) -> Samples:
     return Samples(torch.from_numpy(fine), torch.zeros(count, dtype=torch.int64))
 
 
-def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_kernels
+def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch, kernels: Kernels) -> None:
     lenet = models.architecture("lenet", 10)
     weights = models.initialise(lenet, 0)
     weights["conv1.weight"][2] = 0
@@ -398,7 +401,7 @@ def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
             maps = F.relu(F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
             total += [np.linalg.matrix_rank(one) for one in maps[0].numpy()]
             x = F.max_pool2d(maps, 2)
-    model = models.network(lenet, weights)
+    model = make(lenet, weights, kernels)
     said: list[tuple[int, int]] = []
     monkeypatch.setattr(ranks, "CHUNK", 3)
     found = feature_ranks(model, layers, data, lambda *tick: said.append(tick))
@@ -414,7 +417,8 @@ def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     four = Samples(data.images[:4], data.labels[:4])
     few = feature_ranks(model, layers, data, lambda *_: None)
     assert few == feature_ranks(model, layers, four, lambda *_: None) != found
-    assert not model.get_submodule("conv1")._forward_hooks
+    if isinstance(model, TorchModel):
+        assert not model.network.get_submodule("conv1")._forward_hooks
 
 
 def test_ranks_are_taken_behind_batch_norm() -> None:

@@ -1,5 +1,10 @@
 """The training loop against slow, obvious references."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +13,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from feddumap import api
+from feddumap.config import Config
+from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
+from feddumap.runs import read_config
 from feddumap.runtime import exact_math
 from feddumap.seeds import stream, torch_stream
-from feddumap.training.augment import PAD, crop_and_flip, pad
+from feddumap.story import story
+from feddumap.tensors import digest
+from feddumap.training.augment import PAD, crop_and_flip, draw, pad
 from feddumap.training.evaluation import Score, chunks, score
+from feddumap.training.kernels import library
 from feddumap.training.loop import fit
-from feddumap.training.optimizers import sgd
+from feddumap.training.model import ChainModel, Kernels, Model, TorchModel, choose_kernels, make
+from feddumap.training.optimizers import (
+    Rule,
+    adam,
+    carried_momentum,
+    corrected,
+    frozen_momentum,
+    masked,
+    momentum,
+    proximal,
+    sgd,
+    watched,
+)
 from feddumap.training.samples import Samples, batches, to_input
+from feddumap.types import Tensors
+from tests.conftest import both_kernels, small
 
 
 def samples(count: int, seed: int = 0, size: int = 32) -> Samples:
@@ -27,7 +53,8 @@ def samples(count: int, seed: int = 0, size: int = 32) -> Samples:
 def test_crop_and_flip_equals_one_image_at_a_time() -> None:
     data = samples(20)
     order = np.random.default_rng(1).permutation(20)
-    got = crop_and_flip(pad(data.images.numpy()), order, np.random.default_rng(5))
+    crops = draw(20, np.random.default_rng(5))
+    got = crop_and_flip(pad(data.images.numpy()), order, crops)
     rng = np.random.default_rng(5)
     tops, lefts = rng.integers(0, 2 * PAD + 1, size=(2, 20))
     mirrored = rng.random(20) < 0.5
@@ -36,6 +63,7 @@ def test_crop_and_flip_equals_one_image_at_a_time() -> None:
         expected = padded[top : top + 32, left : left + 32]
         np.testing.assert_array_equal(got[i], expected[:, ::-1] if mirror else expected)
     assert {True, False} == set(mirrored.tolist())
+    assert (crops.dtype, crops.shape) == (np.int32, (20, 3))
     assert got.dtype == np.uint8
 
 
@@ -64,12 +92,13 @@ def test_inputs_are_unit_floats_in_channels_last() -> None:
     torch.testing.assert_close(inputs, data.images.permute(0, 3, 1, 2).float() / 255, rtol=0, atol=0)
 
 
+@both_kernels
 @pytest.mark.parametrize("family", ["lenet", "cnn"])
-def test_fit_equals_torch_sgd_in_float64(family: str) -> None:
+def test_fit_equals_torch_sgd_in_float64(family: str, kernels: Kernels) -> None:
     """The loop as everybody would write it, in double precision and plain layout."""
     shape = architecture(family, 10)
     weights = initialise(shape, 3)
-    trained = network(shape, weights)
+    trained = make(shape, weights, kernels)
     with exact_math():
         steps = fit(trained, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), 0.05)
     assert steps == 8
@@ -80,17 +109,89 @@ def test_fit_equals_torch_sgd_in_float64(family: str) -> None:
         optimiser.zero_grad()
         F.cross_entropy(oracle(inputs.double().contiguous()), labels).backward()
         optimiser.step()
-    for name, tensor in trained.state_dict().items():
+    for name, tensor in trained.weights().items():
         torch.testing.assert_close(tensor.double(), oracle.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
-def test_chunks_cover_and_scores_add_up() -> None:
+def like(weights: Tensors, seed: int) -> Tensors:
+    """Small random numbers for each parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in weights.items()}
+
+
+def half_of(weights: Tensors) -> Tensors:
+    """A mask for some of the parameters."""
+    return {name: like(weights, 4)[name] > 0 for name in ("conv1.weight", "conv2.weight", "fc1.weight")}
+
+
+def carrying(weights: Tensors, seen: Tensors) -> Rule:
+    seen.update(like(weights, 1))
+    return carried_momentum(0.9, seen)
+
+
+def watching(seen: Tensors) -> Rule:
+    """Sums what it is shown."""
+
+    def see(grads: dict[str, torch.Tensor]) -> None:
+        for name, grad in grads.items():
+            seen[name] = seen[name] + grad if name in seen else grad.clone()
+
+    return watched(momentum(0.9), see)
+
+
+RULES: dict[str, Callable[[Tensors, Tensors], Rule]] = {
+    "sgd": lambda weights, seen: sgd(),
+    "momentum": lambda weights, seen: momentum(0.9),
+    "carried_momentum": carrying,
+    "frozen_momentum": lambda weights, seen: frozen_momentum(0.9, like(weights, 2)),
+    "proximal": lambda weights, seen: proximal(0.5),
+    "corrected": lambda weights, seen: corrected(like(weights, 3)),
+    "masked": lambda weights, seen: masked(momentum(0.9), half_of(weights)),
+    "watched": lambda weights, seen: watching(seen),
+    "adam": lambda weights, seen: adam(clip=1.0, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_does_the_same_with_both_kernels(name: str) -> None:
+    """Flat or tensor by tensor: the weights, and what a rule gives away besides."""
     shape = architecture("lenet", 10)
-    model = network(shape, initialise(shape, 3))
+    weights = initialise(shape, 3)
+    lr = 1e-3 if name == "adam" else 0.05
+    models: list[Model] = []
+    told: list[Tensors] = []
+    for kernels in ("c", "torch"):
+        model, seen = make(shape, weights, kernels), {}
+        with exact_math():
+            data = batches(samples(30), 2, 8, stream(1, "b"), augment=True)
+            assert fit(model, data, RULES[name](weights, seen), lr) == 8
+        models.append(model)
+        told.append(seen)
+    assert [type(model) for model in models] == [ChainModel, TorchModel]
+    ours, theirs = (model.weights() for model in models)
+    assert ours.keys() == theirs.keys() == weights.keys()
+    for key, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=1e-4, atol=1e-6)
+        assert not torch.equal(tensor, weights[key])
+    tells = name in ("carried_momentum", "watched")
+    assert told[0].keys() == told[1].keys() == (weights.keys() if tells else set())
+    for key, tensor in told[0].items():
+        torch.testing.assert_close(tensor, told[1][key], rtol=1e-4, atol=1e-6)
+    if name == "masked":
+        for key, kept in half_of(weights).items():
+            for model in models:
+                assert torch.equal(model.weights()[key][~kept], weights[key][~kept])
+
+
+@both_kernels
+def test_chunks_cover_and_scores_add_up(kernels: Kernels) -> None:
+    shape = architecture("lenet", 10)
+    weights = initialise(shape, 3)
+    model = make(shape, weights, kernels)
     data = samples(600)
     parts = [score(model, Samples(data.images[a:b], data.labels[a:b])) for a, b in chunks(600)]
     total = Score.total(parts)
-    outputs = model.eval()(to_input(data.images)).double()
+    outputs = network(shape, weights).double().eval()(to_input(data.images).double())
     assert total.count == 600
     assert total.accuracy == pytest.approx(
         (outputs.argmax(1) == data.labels).double().mean().item(), abs=2 / 600
@@ -135,3 +236,160 @@ def test_exact_math_within_itself() -> None:
         assert flushes()
         assert torch.get_num_threads() == 1
     assert not flushes()
+
+
+# what computes the gradients
+
+
+@pytest.fixture
+def heard() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find", lambda: "nobody compiled it")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "family", "device", "chosen"),
+    [
+        (None, "cnn", "cpu", "c"),
+        (None, "lenet", "cpu", "c"),
+        (None, "vgg11", "cpu", "c"),
+        (None, "resnet18", "cpu", "torch"),
+        (None, "tests.own_model:make", "cpu", "torch"),
+        (None, "lenet", "cuda", "torch"),
+        ("c", "lenet", "cpu", "c"),
+        ("torch", "lenet", "cpu", "torch"),
+        ("torch", "resnet18", "cuda", "torch"),
+    ],
+)
+def test_which_kernels_are_chosen(
+    wanted: Kernels | None, family: str, device: str, chosen: Kernels, heard: list[str]
+) -> None:
+    assert choose_kernels(wanted, architecture(family, 10), device, heard.append) == chosen
+    assert heard == []
+
+
+@pytest.mark.parametrize(("family", "device"), [("resnet18", "cpu"), ("lenet", "cuda")])
+def test_kernels_that_cannot_are_an_error(family: str, device: str, heard: list[str]) -> None:
+    with pytest.raises(FeddumapError, match=rf"train.kernels = 'c' with {family} on {device}: .*torch"):
+        choose_kernels("c", architecture(family, 10), device, heard.append)
+    assert heard == []
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_the_library_torch_trains_and_it_is_said(heard: list[str]) -> None:
+    lenet = architecture("lenet", 10)
+    assert choose_kernels(None, lenet, "cpu", heard.append) == "torch"
+    (said,) = heard
+    assert said.startswith("training with torch, several times slower")
+    assert "(nobody compiled it)" in said
+    assert library.REMEDY in said
+    # who has no use for it hears nothing
+    assert choose_kernels("torch", lenet, "cpu", heard.append) == "torch"
+    assert choose_kernels(None, lenet, "cuda", heard.append) == "torch"
+    assert choose_kernels(None, architecture("resnet18", 10), "cpu", heard.append) == "torch"
+    assert len(heard) == 1
+    with pytest.raises(FeddumapError, match=r"cannot be used here \(nobody compiled it\): .*kernels=torch"):
+        choose_kernels("c", lenet, "cpu", heard.append)
+
+
+def test_a_run_without_the_library(home: Path, tmp_path: Path, heard: list[str]) -> None:
+    """It says so once, is a run of torch, and stays one when the library is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "find", lambda: "nobody compiled it")
+        left = begun(small(train={"rounds": 2}), tmp_path / "run", heard.append)
+        assert len([said for said in heard if "nobody compiled it" in said]) == 1
+        heard.clear()
+        api.resume(left, say=heard.append).close()
+    assert read_config(left).train.kernels == "torch"
+    run = api.resume(left, say=heard.append).run()
+    run.close()
+    assert [said for said in heard if "torch" in said] == []
+    expected = api.train(small(train={"rounds": 2, "kernels": "torch"}))
+    assert digest(run.state.weights) == digest(expected.state.weights)
+
+
+@both_kernels
+def test_a_run_keeps_its_kernels(home: Path, tmp_path: Path, kernels: Kernels) -> None:
+    config = small(train={"rounds": 2, "kernels": kernels})
+    expected = api.train(config)
+    left = begun(config, tmp_path / "run")
+    assert read_config(left).train.kernels == kernels == story(left)["kernels"]
+    with pytest.raises(FeddumapError, match="holds this run already"):
+        api.start(small(train={"rounds": 2}), left)
+    run = api.resume(left)
+    assert run.config.train.kernels == kernels
+    run.run().close()
+    assert digest(run.state.weights) == digest(expected.state.weights)
+
+
+def test_kernels_differ_by_rounding_only(home: Path) -> None:
+    """Not compared by element: of two values closer than rounding, a max-pool gives either the gradient."""
+    runs = [api.train(small(train={"rounds": 2, "kernels": kernels})) for kernels in ("c", "torch")]
+    ours, theirs = (run.state.weights for run in runs)
+    assert digest(ours) != digest(theirs)
+    start = api.start(runs[0].config).state.weights
+    for name, tensor in ours.items():
+        moved = (tensor - start[name]).norm()
+        assert (tensor - theirs[name]).norm() <= 0.005 * moved, name
+
+
+def begun(config: Config, directory: Path, say: Callable[[str], None] = lambda _: None) -> Path:
+    """A run that was left after its first round."""
+    run = api.start(config, directory, say)
+    rounds = iter(run)
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    run.close()
+    return directory
+
+
+def old(directory: Path, stack: int | None) -> Path:
+    """A run by torch as a version wrote it that knew no other kernels."""
+    left = begun(small(train={"rounds": 2, "kernels": "torch"}), directory)
+    file = left / "config.toml"
+    text = file.read_text()
+    assert text.count('kernels = "torch"\n') == 1
+    file.write_text(text.replace('kernels = "torch"\n', "" if stack is None else f"stack = {stack}\n"))
+    return left
+
+
+@pytest.mark.parametrize("stack", [None, 1, 5])
+def test_a_run_from_before_there_were_kernels_goes_on_with_torch(
+    home: Path, tmp_path: Path, heard: list[str], stack: int | None
+) -> None:
+    left = old(tmp_path / "run", stack)
+    with pytest.raises(FeddumapError, match="holds this run already"):
+        api.start(small(train={"rounds": 2}), left)
+    assert story(left)["kernels"] == "torch"
+    run = api.resume(left, say=heard.append)
+    assert (run.state.round, run.config.train.kernels) == (1, "torch")
+    run.run().close()
+    expected = api.train(small(train={"rounds": 2, "kernels": "torch"}))
+    assert digest(run.state.weights) == digest(expected.state.weights)
+    heard = [said for said in heard if "from the cache" not in said]
+    if stack == 5:
+        (said,) = heard
+        assert "trained 5 devices as one (train.stack), which no longer exists" in said
+        assert "differ from an uninterrupted run by rounding" in said
+    else:
+        assert heard == []
+
+
+def test_an_old_run_takes_more_rounds(home: Path, tmp_path: Path) -> None:
+    """Its configuration is written anew: torch from now on by name, and no stack."""
+    left = old(tmp_path / "run", 5)
+    run = api.resume(left, rounds=3)
+    run.run().close()
+    text = (left / "config.toml").read_text()
+    assert 'kernels = "torch"' in text
+    assert "stack" not in text
+    assert (run.state.round, run.config.train.kernels) == (3, "torch")
+
+
+def test_a_new_run_knows_no_stack() -> None:
+    with pytest.raises(FeddumapError, match=r"train\.stack"):
+        Config.parse({"train": {"stack": 5}})

@@ -78,6 +78,11 @@ class TrainConfig(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         0.99, description="factor on the learning rate, each round"
     )
+    calibration: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0,
+        description="τ: while a node trains, τ · log of its label frequencies is added to its outputs; 0 is "
+        "the plain loss, 1 the balanced softmax",
+    )
     kernels: Literal["c", "torch"] | None = Field(
         None,
         description="what computes gradients: the kernels in C (plain chains on a CPU), or torch; default "

@@ -48,7 +48,8 @@ def mime_lite(beta: float) -> Local:
     """MimeLite's device side: steps with the server's frozen s; the full gradient at w goes up too."""
 
     def local(task: Task, samples: Samples) -> Plan:
-        gradient = full_gradient(task.model(), samples.to(task.config.run.device))
+        placed = samples.to(task.config.run.device)
+        gradient = full_gradient(task.model(), placed, task.shift(placed))
         model = task.model()
 
         def report(steps: int) -> Upload:

@@ -18,7 +18,7 @@ from feddumap.seeds import stream
 from feddumap.tensors import same_form
 from feddumap.training.model import Model, make
 from feddumap.training.optimizers import Rule, Watch, masked, watched
-from feddumap.training.samples import Batch, Samples, batches
+from feddumap.training.samples import Batch, Samples, batches, label_shift
 from feddumap.types import Broadcast, Tensors, Upload
 
 
@@ -72,8 +72,12 @@ class Task:
         """E epochs over `samples` in this round's order."""
         train = self.config.train
         placed = samples.to(self.config.run.device)
-        rng = self.rng("batches")
-        return batches(placed, train.epochs, train.batch, rng, augment=self.config.data.augment)
+        rng, shift = self.rng("batches"), self.shift(placed)
+        return batches(placed, train.epochs, train.batch, rng, augment=self.config.data.augment, shift=shift)
+
+    def shift(self, samples: Samples) -> torch.Tensor | None:
+        """What `train.calibration` adds to the outputs while the device trains on `samples`."""
+        return label_shift(samples.labels, self.broadcast.architecture.classes, self.config.train.calibration)
 
     def received(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors that came along under a prefix, by parameter name."""

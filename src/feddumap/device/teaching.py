@@ -39,15 +39,17 @@ class School:
         lr: float,
         config: Config,
         rng: np.random.Generator,
+        shift: torch.Tensor | None = None,
     ) -> tuple[Model, int]:
-        """A network trained on `samples`, and its steps; `rng` draws the fresh weights and the order."""
+        """A network trained on `samples`, and its steps; `rng` draws the fresh weights and the order. `shift`
+        is added to the outputs before cross-entropy."""
         architecture, weights = start
         if self.epochs is not None:
             weights = initialise(architecture, int(rng.integers(2**31)))
         model = make(architecture, weights, config.train.kernels, config.run.device)
         epochs, size, rule, rate = self._plan(lr, config)
         placed = samples.to(config.run.device)
-        data = batches(placed, epochs, size, rng, augment=config.data.augment)
+        data = batches(placed, epochs, size, rng, augment=config.data.augment, shift=shift)
         return model, fit(model, data, rule, rate)
 
     def _plan(self, lr: float, config: Config) -> tuple[int, int, Rule, float]:
@@ -99,7 +101,9 @@ def party(partitions: int, subsets: int, school: School) -> Local:
                 if len(part):  # a device with fewer images than subsets has fewer teachers
                     own = Samples(samples.images[part], samples.labels[part])
                     rng = task.rng(f"teacher-{i}-{j}")
-                    teacher, taken = school.train(start, own, task.broadcast.lr, task.config, rng)
+                    teacher, taken = school.train(
+                        start, own, task.broadcast.lr, task.config, rng, task.shift(own)
+                    )
                     steps += taken
                     ballots.append(answers(teacher, public))
             lesson = Samples(public, torch.from_numpy(plurality(ballots, shape.classes)))

@@ -123,7 +123,7 @@ def first_mask(question: Question, task: Task) -> Answer:
     model = make(
         shape, task.broadcast.weights, task.config.train.kernels
     )  # on the CPU, wherever training runs
-    search = Search(model, some, costs, shape.classes)
+    search = Search(model, some, costs, shape.classes, task.shift(some))
     mask, dense = search.run(settings["rounds"], task.rng("first-mask-batches"))
     bits = {f"mask/{name}": torch.from_numpy(np.packbits(kept)) for name, kept in mask.items()}
     return Answer(task.device, tensors={**bits, **{f"weights/{name}": t for name, t in dense.items()}})
@@ -137,6 +137,7 @@ class Search:
     samples: Samples
     costs: Costs
     classes: int
+    shift: torch.Tensor | None = None
 
     def run(self, rounds: int, rng: np.random.Generator) -> tuple[Tensors, Tensors]:
         """The mask, and the dense weights."""
@@ -172,7 +173,7 @@ class Search:
                 square = plain(grad).double().square()
                 squares[name] = squares[name] + square if name in squares else square
 
-        data = batches(self.samples, LOOK, BATCH, rng, augment=False)
+        data = batches(self.samples, LOOK, BATCH, rng, augment=False, shift=self.shift)
         fit(self.model, data, watched(masked(sgd(), mask), see), LEARNING_RATE)
         if not all_finite(squares):
             raise FeddumapError(

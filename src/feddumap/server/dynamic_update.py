@@ -18,7 +18,7 @@ from feddumap.training.evaluation import Score, chunks, score
 from feddumap.training.loop import fit
 from feddumap.training.model import make
 from feddumap.training.optimizers import masked, sgd
-from feddumap.training.samples import Batch, Samples, batches
+from feddumap.training.samples import Batch, Samples, batches, label_shift
 from feddumap.types import Tensors
 
 EPSILON = 1e-3
@@ -191,7 +191,8 @@ def train_copy(
     rng = stream(config.run.seed, "server-batches", view.state.round)
     placed = samples.to(config.run.device)
     train = config.train
-    data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment)
+    shift = label_shift(placed.labels, view.state.architecture.classes, train.calibration)
+    data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment, shift=shift)
     total = train.epochs * math.ceil(len(samples) / train.batch)
     inside = masked(rule or sgd(), view.state.mask)
     fit(model, ticking(data, total, view.context.progress), inside, view.lr)

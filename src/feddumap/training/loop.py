@@ -36,10 +36,12 @@ def fit(
     return steps
 
 
-def full_gradient(model: Model | nn.Module, samples: Samples) -> dict[str, torch.Tensor]:
+def full_gradient(
+    model: Model | nn.Module, samples: Samples, shift: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
     """∇ of the mean loss over all samples, without augmentation, in eval mode and in fixed chunks."""
     made = as_model(model)
     total = made.zeros()
-    for grads in made.summed_gradients(samples):
+    for grads in made.summed_gradients(samples, shift):
         torch._foreach_add_(total, grads)
     return {name: grad / len(samples) for name, grad in made.named(total).items()}

@@ -50,12 +50,12 @@ class Model(ABC):
 
     @abstractmethod
     def gradients(self, batch: Batch, loss: Loss | None = None) -> Group:
-        """∇ of the batch's loss, cross-entropy if none is given. The kernels' are overwritten by the next
-        call."""
+        """∇ of the batch's loss; if none is given, of cross-entropy on the outputs plus the epoch's `shift`.
+        The kernels' are overwritten by the next call."""
 
     @abstractmethod
-    def summed_gradients(self, samples: Samples) -> Iterator[Group]:
-        """∇ of the summed cross-entropy in eval mode, chunk by chunk."""
+    def summed_gradients(self, samples: Samples, shift: torch.Tensor | None = None) -> Iterator[Group]:
+        """∇ of the summed cross-entropy on outputs + `shift`, in eval mode, chunk by chunk."""
 
     @abstractmethod
     def outputs(self, images: torch.Tensor) -> torch.Tensor:
@@ -98,15 +98,18 @@ class TorchModel(Model):
 
     def gradients(self, batch: Batch, loss: Loss | None = None) -> Group:
         inputs, targets = batch
-        value = (loss or F.cross_entropy)(self.network(inputs), targets)
+        outputs = self.network(inputs)
+        value = (
+            loss(outputs, targets) if loss else F.cross_entropy(shifted(outputs, batch.epoch.shift), targets)
+        )
         return list(torch.autograd.grad(value, self.parameters))
 
-    def summed_gradients(self, samples: Samples) -> Iterator[Group]:
+    def summed_gradients(self, samples: Samples, shift: torch.Tensor | None = None) -> Iterator[Group]:
         self.network.eval()
         for start in range(0, len(samples), CHUNK):
             part = slice(start, start + CHUNK)
             outputs = self.network(to_input(samples.images[part]))
-            loss = F.cross_entropy(outputs, samples.labels[part], reduction="sum")
+            loss = F.cross_entropy(shifted(outputs, shift), samples.labels[part], reduction="sum")
             yield list(torch.autograd.grad(loss, self.parameters))
 
     def outputs(self, images: torch.Tensor) -> torch.Tensor:
@@ -172,8 +175,8 @@ class ChainModel(Model):
         chain.backward(wanted.contiguous(), parameters, grads)
         return self._grads
 
-    def summed_gradients(self, samples: Samples) -> Iterator[Group]:
-        images = Images(samples.images.contiguous(), labels=samples.labels)
+    def summed_gradients(self, samples: Samples, shift: torch.Tensor | None = None) -> Iterator[Group]:
+        images = Images(samples.images.contiguous(), labels=samples.labels, shift=shift)
         chain = self._chain(EVALUATED, images)
         for span in spans(len(samples)):
             chain.gradients(images, span, self.parameters[0], self._grads[0], scale=1.0)
@@ -224,12 +227,16 @@ class ChainModel(Model):
         """The epoch for the kernels, checked once."""
         if self._epoch is None or self._epoch[0] is not epoch:
             labels = epoch.targets if with_labels else None
-            self._epoch = epoch, Images(epoch.pictures.bytes, epoch.order, epoch.crops, labels)
+            self._epoch = epoch, Images(epoch.pictures.bytes, epoch.order, epoch.crops, labels, epoch.shift)
         return self._epoch[1]
 
     def _chain(self, batch: int, images: Images) -> Chain:
         height, width, _ = images.shape
         return chain_for(self._spec, batch, self._seen(height, width))
+
+
+def shifted(outputs: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+    return outputs if shift is None else outputs + shift
 
 
 def spans(count: int) -> Iterator[tuple[int, int]]:

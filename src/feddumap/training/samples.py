@@ -11,6 +11,8 @@ import torch
 
 from feddumap.training.augment import Crops, crop_and_flip, draw, pad
 
+RAREST = 1e-4  # the frequency of a label that does not occur
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -59,7 +61,8 @@ class Pictures:
 class Epoch:
     """Images in an order, each cropped and mirrored in its own way or not at all, in batches of `size`.
 
-    `targets` are the labels, or whatever else the loss compares with, in that order.
+    `targets` are the labels, or whatever else the loss compares with, in that order. `shift` is added to the
+    outputs before cross-entropy (`label_shift`).
     """
 
     pictures: Pictures
@@ -67,6 +70,7 @@ class Epoch:
     targets: torch.Tensor
     size: int
     crops: Crops | None = None
+    shift: torch.Tensor | None = None
 
     @cached_property
     def images(self) -> torch.Tensor:
@@ -102,8 +106,29 @@ class Batch:
         return iter((self.inputs, self.targets))
 
 
+def label_shift(labels: torch.Tensor, classes: int, tau: float) -> torch.Tensor | None:
+    """τ log π, where π are the frequencies of these labels and at least 1e-4; None if τ = 0.
+
+    Cross-entropy on z + τ log π (balanced softmax; Ren et al., 2020) no longer pushes down the outputs of
+    classes that a node does not have.
+
+    >>> label_shift(torch.tensor([0, 0, 2, 2]), 3, 1.0)
+    tensor([-0.6931, -9.2103, -0.6931])
+    """
+    if tau == 0:
+        return None
+    frequencies = torch.bincount(labels, minlength=classes).double() / len(labels)
+    return (tau * frequencies.clamp_min(RAREST).log()).float()
+
+
 def batches(
-    samples: Samples, epochs: int, size: int, rng: np.random.Generator, *, augment: bool
+    samples: Samples,
+    epochs: int,
+    size: int,
+    rng: np.random.Generator,
+    *,
+    augment: bool,
+    shift: torch.Tensor | None = None,
 ) -> Iterator[Batch]:
     """E epochs of ⌈n/B⌉ shuffled batches."""
     pictures = Pictures(samples.images)
@@ -111,4 +136,4 @@ def batches(
         order = rng.permutation(len(samples))
         crops = draw(len(order), rng) if augment else None
         targets = samples.labels[torch.from_numpy(order).to(samples.labels.device)]
-        yield from Epoch(pictures, order, targets, size, crops).batches()
+        yield from Epoch(pictures, order, targets, size, crops, shift).batches()

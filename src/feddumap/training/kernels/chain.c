@@ -33,13 +33,14 @@ static void set_blocks(Layer *l) {
 static int choose_way(const Layer *l, int batch) {
     int height = l->map_h * l->pool, width = l->map_w * l->pool;
     long weights = (long)l->outputs * l->kernel_h * l->kernel_w * l->inputs;
-    if (4 * weights > 4 * LARGE && (long)batch * height * width <= 320 && l->in_c == l->inputs) return DOTS;
+    if (4 * weights > 4 * LARGE && (long)batch * height * width <= 320 && l->inputs % 8 == 0) return DOTS;
     int small = l->kernel_h == 3 && l->kernel_w == 3 && height % 2 == 0 && width % 2 == 0;
     return small && l->inputs >= 8 && l->in_c % 8 == 0 ? WINOGRAD : DIRECT;
 }
 
 /* Buffers and constants of a convolution; what is shared by all layers is measured for `fdm_create`. */
-static int make_convolution(Chain *chain, int i, const int32_t *spec, long *scratch, long *lists, long *windows_most) {
+static int make_convolution(Chain *chain, int i, const int32_t *spec, long *scratch, long *lists, long *counts,
+                            long *windows_most) {
     Layer *l = chain->layer + i, *before = i ? l - 1 : NULL;
     int batch = chain->batch, pad_h = spec[5], pad_w = spec[6];
     l->kernel_h = spec[3], l->kernel_w = spec[4], l->pool = spec[7];
@@ -57,25 +58,30 @@ static int make_convolution(Chain *chain, int i, const int32_t *spec, long *scra
         l->in_grad = zeros(input);
         before->out = l->in, before->out_grad = l->in_grad;
         before->out_h = l->in_h, before->out_w = l->in_w, before->out_border_h = pad_h, before->out_border_w = pad_w;
-        l->rows = zeros(l->exact ? 0 : sizeof(float) * size);
     }
+    l->rows = zeros(l->exact ? 0 : sizeof(float) * size);
     l->rows_grad = zeros(l->exact ? 0 : sizeof(float) * size);
     l->argmax = zeros((long)batch * windows * l->map_c + 64);
     long factor = l->way == WINOGRAD ? 16 : l->way == DIRECT ? (long)l->kernel_h * l->kernel_w : 0;
     l->packed = zeros(sizeof(float) * factor * l->inputs * l->map_c);
     l->padded_bias = zeros(sizeof(float) * l->map_c);
-    long image = sizeof(float) * l->in_h * l->in_w * l->in_c;
+    /* large kernels: all images for each block of rows, whose part of the images is to stay in the cache */
+    int large = (long)sizeof(float) * size > LARGE;
+    long image = sizeof(float) * l->in_h * l->in_w * (large ? 8 * l->block_vecs : l->in_c);
     long fitting = larger(1, (24L << 10) / image), enough = (64 + windows - 1) / windows;
-    l->group = (long)sizeof(float) * size > LARGE ? batch : smaller(batch, (int)(fitting < enough ? fitting : enough));
+    l->group = smaller(batch, (int)(large ? larger(fitting, (31 + windows) / windows) : fitting < enough ? fitting : enough));
+    l->span = large ? batch : l->group;
+    long groups = (l->span + l->group - 1) / l->group;
 
     int words = (l->outputs + 63) / 64, places = l->pool * l->pool;
-    long back = l->map_c + windows * l->map_c + windows * places * (2L * words + 1);
+    long back = l->map_c + l->span * windows * (l->map_c + 2L * places * words) + windows * places;
     long raw = (long)l->map_h * l->map_w * places * l->map_c * (l->way == DOTS ? batch : 0);
     *scratch = larger(*scratch, larger(back, raw));
     *scratch = larger(*scratch, larger(2L * l->map_w * l->pool * 16, 16L * TILE_ROWS * (l->in_c + 16)));
-    *lists = larger(*lists, (l->group * windows + 8) * l->outputs);
+    *lists = larger(*lists, groups * (l->group * windows + 8) * l->outputs);
+    *counts = larger(*counts, groups * l->outputs);
     *windows_most = larger(*windows_most, windows);
-    return l->in && l->argmax && l->packed && l->padded_bias && l->rows_grad && (!before || (l->in_grad && l->rows));
+    return l->in && l->argmax && l->packed && l->padded_bias && l->rows_grad && l->rows && (!before || l->in_grad);
 }
 
 static int make_linear(Chain *chain, int i) {
@@ -105,9 +111,9 @@ EXPORT void fdm_destroy(Chain *chain) {
         if (!next || l->kind != next->kind) { /* its output is its own */
             free(l->out), free(l->out_grad), free(l->out_tangent), free(l->out_grad_tangent);
         }
-        void *own[] = {l->in,         l->in_grad,         l->argmax,     l->packed,          l->padded_bias,
-                       l->rows,       l->rows_grad,       l->in_tangent, l->in_grad_tangent, l->filters,
-                       l->filters_tangent, l->filters_grad, l->live_patch, l->live_place,    l->live_start};
+        void *own[] = {l->in,         l->in_grad,         l->argmax,       l->packed,     l->padded_bias,
+                       l->rows,       l->rows_grad,       l->in_tangent,   l->in_grad_tangent,
+                       l->tangent_rows, l->live_patch,    l->live_place,   l->live_start};
         for (size_t k = 0; k < sizeof own / sizeof *own; k++) free(own[k]);
     }
     free(chain->scratch), free(chain->live), free(chain->patch), free(chain->live_count);
@@ -123,8 +129,8 @@ EXPORT void fdm_destroy(Chain *chain) {
 EXPORT Chain *fdm_create(int layers, const int32_t *spec, int batch, int height, int width) {
     Chain *chain = zeros(sizeof(Chain));
     if (!chain) return NULL;
-    long scratch = 0, lists = 0, windows = 0;
-    int most = 0, made = 1;
+    long scratch = 0, lists = 0, counts = 0, windows = 0;
+    int made = 1;
     chain->layers = layers, chain->batch = batch, chain->height = height, chain->width = width, chain->channels = spec[1];
     for (int i = 0; i < layers; i++, spec += SPEC) {
         Layer *l = chain->layer + i;
@@ -132,8 +138,7 @@ EXPORT Chain *fdm_create(int layers, const int32_t *spec, int batch, int height,
         long weights = l->kind == CONVOLUTION ? (long)spec[3] * spec[4] * l->inputs * l->outputs : (long)l->inputs * l->outputs;
         l->weight = chain->parameters, l->bias = l->weight + weights;
         chain->parameters = l->bias + l->outputs;
-        most = l->outputs > most ? l->outputs : most;
-        made = made && (l->kind == CONVOLUTION ? make_convolution(chain, i, spec, &scratch, &lists, &windows) : make_linear(chain, i));
+        made = made && (l->kind == CONVOLUTION ? make_convolution(chain, i, spec, &scratch, &lists, &counts, &windows) : make_linear(chain, i));
     }
     for (int i = 0; i < layers; i++) {
         Layer *l = chain->layer + i;
@@ -143,11 +148,13 @@ EXPORT Chain *fdm_create(int layers, const int32_t *spec, int batch, int height,
     chain->outputs = last->kind == LINEAR ? last->outputs : last->outputs * last->map_h * last->map_w;
     chain->scratch = zeros(sizeof(float) * (scratch + 64));
     chain->live = zeros(sizeof(float) * (lists + 8)), chain->patch = zeros(sizeof(int32_t) * (lists + 8));
-    chain->live_count = zeros(sizeof(int32_t) * most);
+    chain->live_count = zeros(sizeof(int32_t) * counts);
     chain->window_in = zeros(sizeof(int32_t) * (windows + 8)), chain->window_out = zeros(sizeof(int32_t) * (windows + 8));
-    for (int bits = 0; bits < 256; bits++)
+    for (int bits = 0; bits < 256; bits++) {
+        chain->unit[bits] = (float)bits / 255.0f;
         for (int j = 0, to = 0; j < 8; j++)
             if (bits >> j & 1) chain->order[bits][to++] = (uint8_t)j;
+    }
     if (made && chain->scratch && chain->live && chain->patch && chain->live_count && chain->window_in && chain->window_out)
         return chain;
     fdm_destroy(chain);
@@ -171,7 +178,8 @@ static void backward(Chain *chain, int count, const float *parameters, float *gr
         Layer *l = chain->layer + i;
         const float *weight = parameters + l->weight;
         if (l->kind == CONVOLUTION) {
-            convolution_backward(chain, l, count, weight, grads + l->weight, grads + l->bias, i > 0);
+            convolution_backward(chain, l, count, l->out_grad, l->in, weight, grads + l->weight, grads + l->bias,
+                                 l->in_grad, 0);
             continue;
         }
         relu_backward(l, count, l->out_grad);
@@ -194,14 +202,16 @@ static void copy_outputs(const Chain *chain, int count, float *to) {
         }
 }
 
-/* The gradient of the mean cross-entropy of a batch (of `scale` · the sum, if that is not 0); returns the summed loss. */
+/* The gradient of the mean cross-entropy of a batch (of `scale` · the sum, if that is not 0), where `shift` is added to the
+ * outputs unless it is NULL; returns the summed loss. */
 EXPORT double fdm_gradients(Chain *chain, int count, const uint8_t *images, int height, int width, const int64_t *index,
-                            const int32_t *crop, const int64_t *labels, float scale, const float *parameters,
-                            float *grads) {
+                            const int32_t *crop, const int64_t *labels, const float *shift, float scale,
+                            const float *parameters, float *grads) {
     read_images(chain, count, images, height, width, index, crop);
     pack_forward(chain, parameters);
     forward(chain, count, parameters);
-    double loss = cross_entropy(chain->layer + chain->layers - 1, count, labels, scale ? scale : 1.0f / (float)count);
+    const Layer *last = chain->layer + chain->layers - 1;
+    double loss = cross_entropy(last, count, labels, shift, scale ? scale : 1.0f / (float)count);
     backward(chain, count, parameters, grads);
     return loss;
 }
@@ -228,4 +238,4 @@ EXPORT void fdm_backward(Chain *chain, int count, const float *output_grads, con
 }
 
 /* Changes with the meaning of what is exported, so that a library built from other sources is not used. */
-EXPORT int fdm_version(void) { return 1; }
+EXPORT int fdm_version(void) { return 2; }

@@ -45,12 +45,12 @@ typedef struct {
     int block_rows, block_vecs, row_parts, row_floats, exact;
     float *rows;      /* weights in blocks: [block][output][row][block_vecs] */
     float *rows_grad; /* [output][kernel row][row_floats] */
-    int group;        /* images whose gradients are listed together */
+    int group, span;  /* images whose gradients are listed together, and that a block is applied to at once */
 
     /* Hessian products: derivatives along a direction, of activations and of their gradients */
     float *in_tangent, *out_tangent, *in_grad_tangent, *out_grad_tangent;
-    float *filters, *filters_tangent, *filters_grad; /* [output][kernel row][whole vectors] */
-    int32_t *live_patch, *live_place, *live_start;   /* for each channel, its outputs that are not cut off */
+    float *tangent_rows;                           /* the direction's weights, in blocks like `rows` */
+    int32_t *live_patch, *live_place, *live_start; /* by image and channel, the outputs that are not cut off */
 } Layer;
 
 typedef struct {
@@ -66,6 +66,7 @@ typedef struct {
     int32_t *live_count;
     int32_t *window_in, *window_out; /* place of each pool window in the input and in the output */
     uint8_t order[256][8];           /* the places of the bits of a byte */
+    float unit[256];                 /* bytes as numbers in [0, 1] */
     float *no_bias, *spare;          /* Hessian products: zeros, and numbers of a linear layer */
 } Chain;
 
@@ -81,8 +82,10 @@ void read_images(const Chain *chain, int count, const uint8_t *images, int heigh
 
 /* convolution.c, sparse.c */
 void convolution_forward(const Chain *chain, const Layer *layer, int count, const float *parameters);
-void convolution_backward(Chain *chain, Layer *layer, int count, const float *weight, float *weight_grad,
-                          float *bias_grad, int input);
+void convolution_backward(Chain *chain, const Layer *layer, int count, const float *out_grad, const float *in,
+                          const float *weight, float *weight_grad, float *bias_grad, float *in_grad, int add);
+void project_patches(const Layer *layer, int channel, const int32_t *patch, int count, const float *x, const float *weight,
+                     const float *packed, float *sums);
 
 /* linear.c */
 void flatten(const Layer *convolution, const Layer *linear, int count, const float *from, float *to);
@@ -95,7 +98,7 @@ void linear_bias_grad(const Layer *layer, int count, const float *grad, float *b
 void linear_in_grad(const Layer *layer, int count, const float *grad, const float *weight, float *in_grad);
 
 /* loss.c */
-double cross_entropy(const Layer *last, int count, const int64_t *labels, float scale);
+double cross_entropy(const Layer *last, int count, const int64_t *labels, const float *shift, float scale);
 void cross_entropy_tangent(const Layer *last, int count, float scale, float *scratch);
 
 /* chain.c */

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from feddumap.training.kernels.library import Library, require
-from feddumap.training.kernels.spec import Layer, Spec
+from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, Layer, Spec
 
 AUTOMATIC, DIRECT, WINOGRAD, DOTS = -1, 0, 1, 2
 """Ways to compute a convolution; by itself each layer takes the fastest."""
 
+FAR = 2**20  # pixels
 KEPT = 6  # chains of a thread, each with its buffers
 
 
@@ -28,7 +29,7 @@ def check(fine: bool, expected: str) -> None:
 
 class Images:
     """Images for the kernels, checked once: bytes [n, h, w, c], which of them in which order, how each is
-    cropped (see `augment.Crops`), and their labels."""
+    cropped (see `augment.Crops`), their labels, and what is added to the outputs before cross-entropy."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Images:
         order: np.ndarray | None = None,
         crops: np.ndarray | None = None,
         labels: torch.Tensor | None = None,
+        shift: torch.Tensor | None = None,
     ) -> None:
         check(
             source.dtype == torch.uint8
@@ -46,13 +48,15 @@ class Images:
             f"{source.device}",
         )
         index = np.arange(len(source)) if order is None else order
-        index = np.ascontiguousarray(index, dtype=np.int64)
         check(index.ndim == 1 and len(index) > 0, "at least one image")
+        check(index.dtype.kind in "iu", f"images by their numbers, not by {index.dtype}")
+        index = np.ascontiguousarray(index, dtype=np.int64)
         check(int(index.min()) >= 0 and int(index.max()) < len(source), f"images 0 to {len(source) - 1}")
         if crops is not None:
-            crops = np.ascontiguousarray(crops, dtype=np.int32)
             check(crops.shape == (len(index), 3), "a crop of three numbers for each image")
-            check(int(np.abs(crops).max()) <= 2**20, "crops near the image")
+            check(crops.dtype.kind in "iu", f"crops of whole numbers, not of {crops.dtype}")
+            check(int(crops.min()) >= -FAR and int(crops.max()) <= FAR, "crops near the image")
+            crops = np.ascontiguousarray(crops, dtype=np.int32)
         self.shape = tuple(source.shape[1:])
         self.top_label = -1
         if labels is not None:
@@ -61,11 +65,19 @@ class Images:
             check(labels.shape == (len(index),), "a label for each image")
             check(int(labels.min()) >= 0, "labels that are not negative")
             self.top_label = int(labels.max())
-        self._owners = source, index, crops, labels  # the addresses below are theirs
+        if shift is not None:
+            shift = shift.contiguous()
+            check(
+                shift.dtype == torch.float32 and shift.dim() == 1 and shift.device.type == "cpu",
+                "a float32 shift for each class on the CPU",
+            )
+        self._shifted = None if shift is None else len(shift)
+        self._owners = source, index, crops, labels, shift  # the addresses below are theirs
         self._source = source.data_ptr()
         self._index = index.ctypes.data
         self._crops = None if crops is None else crops.ctypes.data
         self._labels = None if labels is None else labels.data_ptr()
+        self._shift = None if shift is None else shift.data_ptr()
         self._count = len(index)
 
     def __len__(self) -> int:
@@ -82,6 +94,11 @@ class Images:
         """The labels from `start` on, as the kernels take them."""
         check(self._labels is not None and self.top_label < classes, f"labels below {classes}")
         return (self._labels or 0) + 8 * start
+
+    def shift(self, classes: int) -> int | None:
+        """What is added to the outputs, as the kernels take it."""
+        check(self._shifted in (None, classes), f"a shift for each of {classes} classes")
+        return self._shift
 
 
 class Chain:
@@ -132,12 +149,14 @@ class Chain:
     ) -> float:
         """∇ of a batch's mean cross-entropy into `grads` (or of `scale` · its sum); returns the summed
         loss."""
+        check(self.spec.layers[-1].kernel is None, "a chain that ends in a linear layer")
         self._check_images(images, span)
         self._check_flat(parameters, grads)
         loss = self._calls.fdm_gradients(
             self._pointer,
             *images.arguments(*span),
             images.labels(span[0], self.outputs),
+            images.shift(self.outputs),
             scale,
             parameters.data_ptr(),
             grads.data_ptr(),
@@ -167,7 +186,8 @@ class Chain:
         check(
             output_grads.shape == (count, self.outputs)
             and output_grads.dtype == torch.float32
-            and output_grads.is_contiguous(),
+            and output_grads.is_contiguous()
+            and output_grads.device.type == "cpu",
             f"contiguous float32 gradients [{count}, {self.outputs}]",
         )
         self._calls.fdm_backward(
@@ -181,7 +201,7 @@ class Chain:
         loss of one batch. The chain may do nothing else as long as it is used."""
         self.gradients(images, span, parameters, torch.empty_like(parameters), scale)
         count = span[1] - span[0]
-        if not self._calls.fdm_hessian_start(self._pointer, count, parameters.data_ptr()):
+        if not self._calls.fdm_hessian_start(self._pointer, count):
             raise MemoryError(f"no memory for Hessian products with {self.parameters:,} parameters")
 
         def product(vector: torch.Tensor, into: torch.Tensor) -> None:
@@ -193,12 +213,19 @@ class Chain:
         return product
 
     def _check_sizes(self, maps: list[tuple[int, int]]) -> None:
-        """Places are counted in 32 bits."""
+        """C has room for so many layers and numbers of a kernel, and counts places in 32 bits."""
+        check(len(self.spec.layers) <= MOST_LAYERS, f"at most {MOST_LAYERS} layers")
+        for layer in self.spec.layers:
+            check(min(layer.inputs, layer.outputs) > 0, "layers that are not empty")
+            check(
+                math.prod(layer.kernel or ()) <= LARGEST_KERNEL, f"kernels of up to {LARGEST_KERNEL} numbers"
+            )
         channels, height, width = self.spec.layers[0].inputs, *self.size
         for layer, after in zip(self.spec.layers, maps, strict=False):
             rows, columns = height + 2 * layer.padding[0], width + 2 * layer.padding[1]
             check((channels + 7) * rows * columns * self.batch * 4 < 2**31, "a smaller batch")
             channels, (height, width) = layer.outputs, after
+        check((channels + 7) * height * width * self.batch * 16 < 2**31, "a smaller batch")
 
     def _way(self, layer: Layer, maps: list[tuple[int, int]], way: int) -> int:
         """A given way where the layer allows it."""

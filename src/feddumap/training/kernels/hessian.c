@@ -8,88 +8,21 @@
  * Pool and ReLU are linear wherever the network is differentiable, so the outputs that live are those of the batch's
  * gradient, and they are listed once: `fdm_hessian_start` after `fdm_gradients`, then any number of products.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "chain.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define PART 6 /* vectors of a filter and of its direction that stay in registers together */
-#define SHARE 64 /* outputs of a channel whose sums are kept meanwhile */
+#define SHARE 64 /* outputs whose sums are kept meanwhile */
 
-static int row_vecs(const Layer *l) { return (l->kernel_w * l->in_c + 7) / 8; }
-
-/* Filters with rows of whole vectors: [output][kernel row][8 · row_vecs] */
-static void pad_filters(const Layer *l, const float *weight, float *to) {
-    int step = 8 * row_vecs(l);
-    for (long row = 0; row < (long)l->outputs * l->kernel_h; row++)
-        for (int x = 0; x < l->kernel_w; x++)
-            memcpy(to + row * step + x * l->in_c, weight + (row * l->kernel_w + x) * l->inputs, sizeof(float) * (size_t)l->inputs);
-}
-
-static void unpad_filters(const Layer *l, const float *from, float *weight) {
-    int step = 8 * row_vecs(l);
-    for (long row = 0; row < (long)l->outputs * l->kernel_h; row++)
-        for (int x = 0; x < l->kernel_w; x++)
-            memcpy(weight + (row * l->kernel_w + x) * l->inputs, from + row * step + x * l->in_c, sizeof(float) * (size_t)l->inputs);
-}
-
-/* sums[e] += a[patch e] · w + b[patch e] · v */
-INLINE void project(const int VECS, const int32_t *patch, int count, const float *a, const float *b, const float *w,
-                    const float *v, float *sums) {
-    vec wv[PART], vv[PART];
-    UNROLL for (int k = 0; k < VECS; k++) wv[k] = load(w + 8 * k), vv[k] = load(v + 8 * k);
-    for (int e = 0; e < count; e++) {
-        vec s = load(sums + 8L * e), t = splat(0);
-        const float *p = a + patch[e], *q = b + patch[e];
-        UNROLL for (int k = 0; k < VECS; k++) s += load(p + 8 * k) * wv[k], t += load(q + 8 * k) * vv[k];
-        store(sums + 8L * e, s + t);
-    }
-}
-
-/* d += Σ g · a[patch] + h · b[patch] */
-INLINE void collect(const int VECS, const int32_t *patch, int count, const float *g, const float *h, const float *a,
-                    const float *b, float *d) {
-    vec s[PART], t[PART];
-    UNROLL for (int k = 0; k < VECS; k++) s[k] = load(d + 8 * k), t[k] = splat(0);
-    for (int e = 0; e < count; e++) {
-        vec x = splat(g[e]), y = splat(h[e]);
-        const float *p = a + patch[e], *q = b + patch[e];
-        UNROLL for (int k = 0; k < VECS; k++) s[k] += x * load(p + 8 * k), t[k] += y * load(q + 8 * k);
-    }
-    UNROLL for (int k = 0; k < VECS; k++) store(d + 8 * k, s[k] + t[k]);
-}
-
-/* d[patch] += g · w + h · v */
-INLINE void scatter(const int VECS, const int32_t *patch, int count, const float *g, const float *h, const float *w,
-                    const float *v, float *d) {
-    vec wv[PART], vv[PART];
-    UNROLL for (int k = 0; k < VECS; k++) wv[k] = load(w + 8 * k), vv[k] = load(v + 8 * k);
-    for (int e = 0; e < count; e++) {
-        vec x = splat(g[e]), y = splat(h[e]);
-        float *p = d + patch[e];
-        UNROLL for (int k = 0; k < VECS; k++) store(p + 8 * k, load(p + 8 * k) + x * wv[k] + y * vv[k]);
-    }
-}
-
-#define PARTS(F, ...) \
-    switch (some) { \
-    case 1: F(1, __VA_ARGS__); break; \
-    case 2: F(2, __VA_ARGS__); break; \
-    case 3: F(3, __VA_ARGS__); break; \
-    case 4: F(4, __VA_ARGS__); break; \
-    case 5: F(5, __VA_ARGS__); break; \
-    default: F(6, __VA_ARGS__); \
-    }
-
-/* Every output that has a gradient whatever comes behind it: by channel, its patch and its place. */
+/* Every output that has a gradient whatever comes behind it: by image and channel, its patch and its place. */
 static void list_live(const Layer *l, int count) {
     int windows = l->map_h * l->map_w;
     long image = (long)l->in_h * l->in_w * l->in_c;
     int32_t n = 0;
-    for (int c = 0; c < l->outputs; c++) {
-        l->live_start[c] = n;
-        for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
+        for (int c = 0; c < l->outputs; c++) {
+            l->live_start[(long)i * l->outputs + c] = n;
             for (int t = 0; t < windows; t++) {
                 long place = in_map(l, l->out, i, t / l->map_w, t % l->map_w) + c - l->out;
                 int q = l->pool == 2 ? l->argmax[((long)i * windows + t) * l->map_c + c] : 0;
@@ -98,12 +31,12 @@ static void list_live(const Layer *l, int count) {
                 l->live_patch[n] = (int32_t)(i * image + ((long)y * l->in_w + x) * l->in_c);
                 n += !(l->relu && l->out[place] <= 0);
             }
-    }
-    l->live_start[l->outputs] = n;
+        }
+    l->live_start[(long)count * l->outputs] = n;
 }
 
 /* Lists the live outputs of the batch whose gradient was just computed. 0 if there is no memory. */
-EXPORT int fdm_hessian_start(Chain *chain, int count, const float *parameters) {
+EXPORT int fdm_hessian_start(Chain *chain, int count) {
     int widest = 0;
     for (int i = 0; i < chain->layers; i++) {
         const Layer *l = chain->layer + i;
@@ -133,67 +66,42 @@ EXPORT int fdm_hessian_start(Chain *chain, int count, const float *parameters) {
         }
         if (!convolution) continue;
         if (!l->live_patch) {
-            long size = sizeof(float) * (long)l->outputs * l->kernel_h * 8 * row_vecs(l);
+            long size = l->exact ? 0 : sizeof(float) * (long)l->outputs * l->kernel_h * l->row_floats;
             long most = batch * l->map_h * l->map_w * l->outputs + 1;
-            if (i == 0) l->in_tangent = zeros(sizeof(float) * (batch * l->in_h * l->in_w * l->in_c + l->row_floats));
-            l->filters = zeros(size), l->filters_tangent = zeros(size), l->filters_grad = zeros(size);
+            l->tangent_rows = zeros(size);
             l->live_patch = zeros(sizeof(int32_t) * most), l->live_place = zeros(sizeof(int32_t) * most);
-            l->live_start = zeros(sizeof(int32_t) * (l->outputs + 1));
-            if (!l->in_tangent || !l->filters || !l->filters_tangent || !l->filters_grad || !l->live_patch || !l->live_place || !l->live_start)
+            l->live_start = zeros(sizeof(int32_t) * (batch * l->outputs + 1));
+            if (!l->tangent_rows || !l->live_patch || !l->live_place || !l->live_start)
                 return 0;
         }
         memset(l->out_tangent, 0, sizeof(float) * (size_t)(batch * step));
-        pad_filters(l, parameters + l->weight, l->filters);
         list_live(l, count);
     }
     return 1;
 }
 
-static void convolution_tangent(const Layer *l, const float *bias) {
-    int vecs = row_vecs(l), step = 8 * vecs;
+/* ż = ẋ∗W + x∗V + v, where pool and ReLU let it through; elsewhere it is zero from the start */
+static void convolution_tangent(const Layer *l, int count, const float *weight, const float *direction, const float *bias) {
     float sums[8 * SHARE];
-    for (int c = 0; c < l->outputs; c++)
-        for (int32_t e = l->live_start[c]; e < l->live_start[c + 1]; e += SHARE) {
-            int count = smaller(SHARE, l->live_start[c + 1] - e);
-            memset(sums, 0, sizeof(float) * 8 * (size_t)count);
-            for (int y = 0; y < l->kernel_h; y++)
-                for (int k = 0; k < vecs; k += PART) {
-                    int some = smaller(PART, vecs - k);
-                    long w = ((long)c * l->kernel_h + y) * step + 8 * k, x = (long)y * l->in_w * l->in_c + 8 * k;
-                    PARTS(project, l->live_patch + e, count, l->in_tangent + x, l->in + x, l->filters + w,
-                          l->filters_tangent + w, sums)
+    if (!l->exact) pack_rows(l, weight, l->rows), pack_rows(l, direction, l->tangent_rows);
+    for (int i = 0; i < count; i++)
+        for (int c = 0; c < l->outputs; c++) {
+            const int32_t *start = l->live_start + (long)i * l->outputs + c;
+            for (int32_t e = start[0]; e < start[1]; e += SHARE) {
+                int some = smaller(SHARE, start[1] - e);
+                const int32_t *patch = l->live_patch + e;
+                memset(sums, 0, sizeof sums);
+                project_patches(l, c, patch, some, l->in, direction, l->tangent_rows, sums);
+                if (l->in_tangent) project_patches(l, c, patch, some, l->in_tangent, weight, l->rows, sums);
+                for (int j = 0; j < some; j += 8) {
+                    vec b[8], total = splat(bias[c]);
+                    UNROLL for (int k = 0; k < 8; k++) b[k] = load(sums + 8 * (j + k));
+                    transpose(b);
+                    UNROLL for (int k = 0; k < 8; k++) total += b[k];
+                    for (int k = 0; k < smaller(8, some - j); k++) l->out_tangent[l->live_place[e + j + k]] = total[k];
                 }
-            for (int j = 0; j < count; j++) l->out_tangent[l->live_place[e + j]] = sum(load(sums + 8 * j)) + bias[c];
-        }
-}
-
-static void convolution_grad_tangent(const Layer *l, int count, float *weight, float *bias, int input) {
-    int vecs = row_vecs(l), step = 8 * vecs;
-    float g[SHARE], h[SHARE];
-    memset(l->filters_grad, 0, sizeof(float) * (size_t)l->outputs * (size_t)(l->kernel_h * step));
-    if (input) memset(l->in_grad_tangent, 0, sizeof(float) * (size_t)count * (size_t)(l->in_h * l->in_w * l->in_c));
-    for (int c = 0; c < l->outputs; c++) {
-        float total = 0;
-        for (int32_t e = l->live_start[c]; e < l->live_start[c + 1]; e += SHARE) {
-            int some_live = smaller(SHARE, l->live_start[c + 1] - e);
-            for (int j = 0; j < some_live; j++) {
-                int32_t place = l->live_place[e + j];
-                g[j] = l->out_grad_tangent[place], h[j] = l->out_grad[place];
-                total += g[j];
             }
-            for (int y = 0; y < l->kernel_h; y++)
-                for (int k = 0; k < vecs; k += PART) {
-                    int some = smaller(PART, vecs - k);
-                    long w = ((long)c * l->kernel_h + y) * step + 8 * k, x = (long)y * l->in_w * l->in_c + 8 * k;
-                    PARTS(collect, l->live_patch + e, some_live, g, h, l->in + x, l->in_tangent + x, l->filters_grad + w)
-                    if (input)
-                        PARTS(scatter, l->live_patch + e, some_live, g, h, l->filters + w, l->filters_tangent + w,
-                              l->in_grad_tangent + x)
-                }
         }
-        bias[c] = total;
-    }
-    unpad_filters(l, l->filters_grad, weight);
 }
 
 /* ż = ẋ Wᵀ + x Vᵀ + v */
@@ -216,8 +124,7 @@ EXPORT void fdm_hessian_product(Chain *chain, int count, float scale, const floa
     for (int i = 0; i < chain->layers; i++) {
         const Layer *l = chain->layer + i;
         if (l->kind == CONVOLUTION) {
-            pad_filters(l, direction + l->weight, l->filters_tangent);
-            convolution_tangent(l, direction + l->bias);
+            convolution_tangent(l, count, parameters + l->weight, direction + l->weight, direction + l->bias);
             continue;
         }
         if (l[-1].kind == CONVOLUTION) flatten(l - 1, l, count, l[-1].out_tangent, l->in_tangent);
@@ -229,7 +136,11 @@ EXPORT void fdm_hessian_product(Chain *chain, int count, float scale, const floa
         const Layer *l = chain->layer + i;
         float *weight = product + l->weight, *bias = product + l->bias;
         if (l->kind == CONVOLUTION) {
-            convolution_grad_tangent(l, count, weight, bias, i > 0);
+            convolution_backward(chain, l, count, l->out_grad_tangent, l->in, parameters + l->weight, weight, bias,
+                                 l->in_grad_tangent, 0);
+            if (l->in_tangent)
+                convolution_backward(chain, l, count, l->out_grad, l->in_tangent, direction + l->weight, weight, NULL,
+                                     l->in_grad_tangent, 1);
             continue;
         }
         relu_backward(l, count, l->out_grad_tangent);

@@ -1,10 +1,14 @@
 /* Bytes become the first layer's input where it reads them: cropped, mirrored and scaled to [0, 1]. */
 #include "chain.h"
 
-INLINE void read_row(const int C, float *to, const uint8_t *from, int from_column, int step, int count) {
-    const uint8_t *p = from + (long)from_column * C;
-    for (int x = 0; x < count; x++, p += step * C, to += C)
-        for (int c = 0; c < C; c++) to[c] = (float)p[c] / 255.0f;
+static void read_row(float *to, const uint8_t *from, long count) {
+    for (long j = 0; j < count; j++) to[j] = (float)from[j] / 255.0f; /* exactly as torch divides */
+}
+
+/* `count` pixels, from `from` on to the left */
+INLINE void read_mirrored(const int C, float *to, const uint8_t *from, int count, const float *unit) {
+    for (int x = 0; x < count; x++, from -= C, to += C)
+        for (int c = 0; c < C; c++) to[c] = unit[from[c]];
 }
 
 /* `count` images of [height][width][channels] bytes, chosen by `index`. With `crop` (top, left and mirror for
@@ -32,15 +36,14 @@ void read_images(const Chain *chain, int count, const uint8_t *images, int heigh
             for (long j = 0; j < (long)from * channels; j++) to[j] = 0;
             for (long j = (long)upto * channels; j < (long)chain->width * channels; j++) to[j] = 0;
             if (!used) continue;
-            const uint8_t *source = image + (long)row * width * channels;
             float *place = to + (long)begin * channels;
-            int column = origin + step * begin;
-            if (step > 0) /* neighbours stay neighbours, whatever the channels */
-                read_row(1, place, source + (long)column * channels, 0, 1, (end - begin) * channels);
+            const uint8_t *source = image + ((long)row * width + origin + step * begin) * channels;
+            if (!mirror)
+                read_row(place, source, (long)(end - begin) * channels);
             else if (channels == 3)
-                read_row(3, place, source, column, -1, end - begin);
+                read_mirrored(3, place, source, end - begin, chain->unit);
             else
-                read_row(channels, place, source, column, -1, end - begin);
+                read_mirrored(channels, place, source, end - begin, chain->unit);
         }
     }
 }

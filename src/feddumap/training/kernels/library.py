@@ -11,7 +11,7 @@ import torch
 
 from feddumap.errors import FeddumapError
 
-VERSION = 1
+VERSION = 2
 """What `fdm_version` in chain.c returns; the two change together."""
 
 REMEDY = (
@@ -23,20 +23,21 @@ REMEDY = (
 _BEST_FIRST = {"AVX512": ("avx512", "avx2", "baseline"), "AVX2": ("avx2", "baseline")}
 """By what torch says the processor can do."""
 
+_IMAGES = (c_void_p, c_int, c_int, c_void_p, c_void_p)
 _SIGNATURES = {
     "fdm_version": (c_int, ()),
     "fdm_create": (c_void_p, (c_int, POINTER(c_int32), c_int, c_int, c_int)),
     "fdm_destroy": (None, (c_void_p,)),
     "fdm_gradients": (
         c_double,
-        (c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_void_p),
+        (c_void_p, c_int, *_IMAGES, c_void_p, c_void_p, c_float, c_void_p, c_void_p),
     ),
     "fdm_outputs": (
         None,
-        (c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p),
+        (c_void_p, c_int, *_IMAGES, c_void_p, c_void_p),
     ),
     "fdm_backward": (None, (c_void_p, c_int, c_void_p, c_void_p, c_void_p)),
-    "fdm_hessian_start": (c_int, (c_void_p, c_int, c_void_p)),
+    "fdm_hessian_start": (c_int, (c_void_p, c_int)),
     "fdm_hessian_product": (None, (c_void_p, c_int, c_float, c_void_p, c_void_p, c_void_p)),
 }
 

@@ -3,7 +3,7 @@
 
 #include "chain.h"
 
-/* p = softmax(z) into `p`, whose padding to whole vectors becomes zero; returns log Σ exp(z) */
+/* p = softmax(z) into `p`, whose padding to whole vectors becomes zero (z and p may be the same); returns log Σ exp(z) */
 static double softmax(const float *z, int classes, float *p) {
     float top = z[0], total = 0;
     for (int c = 1; c < classes; c++) top = z[c] > top || z[c] != z[c] ? z[c] : top;
@@ -18,13 +18,19 @@ static double softmax(const float *z, int classes, float *p) {
     return log((double)total) + top;
 }
 
-/* out_grad = scale · (softmax(out) − onehot(label)); returns the sum of the samples' losses */
-double cross_entropy(const Layer *last, int count, const int64_t *labels, float scale) {
+/* out_grad = scale · (softmax(out + shift) − onehot(label)), without a shift if it is NULL; returns the sum of the samples'
+ * losses */
+double cross_entropy(const Layer *last, int count, const int64_t *labels, const float *shift, float scale) {
     double loss = 0;
     for (int i = 0; i < count; i++) {
         const float *z = last->out + (long)i * last->out_step;
         float *g = last->out_grad + (long)i * last->out_step;
-        loss += softmax(z, last->outputs, g) - z[labels[i]];
+        if (shift) {
+            for (int c = 0; c < last->outputs; c++) g[c] = z[c] + shift[c];
+            z = g;
+        }
+        float chosen = z[labels[i]];
+        loss += softmax(z, last->outputs, g) - chosen;
         g[labels[i]] -= 1;
         for (int c = 0; c < last->outputs; c++) g[c] *= scale;
     }

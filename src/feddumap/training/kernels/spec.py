@@ -77,8 +77,8 @@ def spec_of(network: nn.Module) -> Spec | None:
     A chain is an `nn.Sequential` of float32 convolutions (stride 1, any kernel and padding), 2×2 max-pools,
     ReLUs, one `nn.Flatten` and linear layers, all with a bias and trainable, none used twice.
 
-    >>> network = nn.Sequential(nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
-    nn.Linear(1176, 10))
+    >>> convolution = nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU()
+    >>> network = nn.Sequential(*convolution, nn.Flatten(), nn.Linear(1176, 10))
     >>> [(layer.outputs, layer.pool, layer.relu) for layer in spec_of(network).layers]
     [(6, True, True), (10, False, False)]
     >>> spec_of(nn.Sequential(nn.Conv2d(3, 6, 5, stride=2), nn.Flatten(), nn.Linear(1176, 10)))
@@ -87,7 +87,7 @@ def spec_of(network: nn.Module) -> Spec | None:
         return None
     layers: list[Layer] = []
     flat = False
-    for name, module in network.named_children():
+    for name, module in network._modules.items():  # `named_children` would pass over one that is used twice
         if type(module) is nn.Flatten and not flat and layers:
             flat = (module.start_dim, module.end_dim) == (1, -1)
             if not flat:
@@ -144,6 +144,7 @@ def _sound(layers: Sequence[Layer], parameters: Sequence[nn.Parameter]) -> bool:
     return (
         bool(linear and convolutions)
         and len(layers) <= MOST_LAYERS
+        and min(min(layer.inputs, layer.outputs) for layer in layers) > 0
         and all(a.outputs == b.inputs for chain in (linear, convolutions) for a, b in zip(chain, chain[1:]))  # noqa: B905, RUF007
         and len(parameters) == 2 * len(layers)
         and all(p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
