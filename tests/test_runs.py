@@ -64,7 +64,7 @@ def test_what_a_run_directory_holds(whole: tuple[Path, Config]) -> None:
         "bytes_down", "bytes_up", "clock", "wall",
     ]  # fmt: skip
     assert (summary["method"], summary["model"], summary["dataset"]) == ("fedavg", "lenet", "digits")
-    assert set(summary["accuracy"]) == {"final", "mean10", "best", "best_smoothed"}
+    assert set(summary["accuracy"]) == {"final", "mean10", "best", "best_smoothed", "validated"}
     records = [json.loads(line) for line in (directory / "records.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records] == [0, 1, 2, 3, 4]
     needed = [

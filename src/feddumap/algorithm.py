@@ -54,13 +54,17 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Context:
-    """What stays the same over a run and every server-side step may see. Test data is not in it."""
+    """What stays the same over a run and every server-side step may see. Test data is not in it.
+
+    `validation` are images that the server keeps from all training.
+    """
 
     config: Config
     server: Samples
     census: Census
     clock: Clock
     progress: Progress = lambda *_: None
+    validation: Samples | None = None
 
 
 @dataclass(frozen=True)

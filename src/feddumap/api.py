@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -89,6 +90,7 @@ class Run:
     def check(self) -> None:
         """Refuse what could only fail later."""
         self._algorithm.check(self.state.architecture)
+        self._validation()
         if self._algorithm.server_data and not len(self.split.server):
             raise FeddumapError(
                 f"method.name = {self.config.method.name!r} needs images on the server, but "
@@ -186,7 +188,15 @@ class Run:
         data = self.dataset
         server = Samples.take(data.train_images, data.train_labels, self.split.server)
         census = take_census(engine, self.state, self.config, self._algorithm.labels)
-        return Context(self.config, server, census, self._clock, progress)
+        held = self._validation()
+        validation = Samples.take(data.train_images, data.train_labels, held) if len(held) else None
+        return Context(self.config, server, census, self._clock, progress, validation)
+
+    def _validation(self) -> np.ndarray:
+        data, config = self.dataset, self.config
+        return partition.validation(
+            data.train_labels, len(data.classes), config.data, self.split, config.run.seed
+        )
 
     def _keep(self, state: ServerState, record: RoundRecord) -> None:
         self.state = state

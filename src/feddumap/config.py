@@ -45,6 +45,11 @@ class DataConfig(Section):
     server_classes: Count | None = Field(
         None, description="classes the server's images come from; default half of them"
     )
+    validation: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="images of the server's classes that nobody trains on; every evaluation scores the model "
+        "on them too",
+    )
     augment: bool = Field(True, description="random crop (pad 4) and horizontal flip while training")
 
 

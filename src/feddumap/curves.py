@@ -48,13 +48,17 @@ def reached(records: Sequence[dict[str, Any]], target: float) -> dict[str, float
 
 
 def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """final: of the last round; mean10: mean of the last ten evaluated; best; best_smoothed: the paper's."""
-    values = [point["accuracy"] for point in evaluated(records)]
+    """final: of the last round; mean10: mean of the last ten evaluated; best; best_smoothed: the paper's;
+    validated: of the round whose smoothed validation accuracy is the best, where it was recorded."""
+    points = evaluated(records)
+    values = [point["accuracy"] for point in points]
     if not values:
-        return {"final": None, "mean10": None, "best": None, "best_smoothed": None}
+        return {"final": None, "mean10": None, "best": None, "best_smoothed": None, "validated": None}
+    held = [point["validation"]["accuracy"] for point in points if "validation" in point]
     return {
         "final": values[-1],
         "mean10": float(np.mean(values[-10:])),
         "best": max(values),
         "best_smoothed": float(smooth(values).max()),
+        "validated": values[int(smooth(held).argmax())] if len(held) == len(values) else None,
     }

@@ -27,7 +27,7 @@ from feddumap.fleet import Timing, Work
 from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.tensors import all_finite, same_form
-from feddumap.training.evaluation import Score
+from feddumap.training.evaluation import Score, score_weights
 from feddumap.types import Answer, Architecture, Broadcast, Loss, Question, ServerState, Upload
 
 Evaluate = Callable[[ServerState], Score]
@@ -129,6 +129,7 @@ def rounds(
         state = replace(state, round=number + 1, weights=weights, steps=steps, clock=state.clock + seconds)
         due = state.round % config.run.evaluate_every == 0 or state.round == last
         score = evaluate(state) if due else None
+        validated = _validated(state, context) if due else {}
         yield (
             state,
             RoundRecord(
@@ -143,7 +144,7 @@ def rounds(
                 bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else gift),
                 bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
                 clock=state.clock,
-                metrics={**shape_metrics, **metrics, **gate.metrics(metered.lost)},
+                metrics={**shape_metrics, **metrics, **validated, **gate.metrics(metered.lost)},
             ),
         )
 
@@ -232,6 +233,14 @@ def _named_alike(upload: Upload) -> bool:
         if like is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
             return False
     return True
+
+
+def _validated(state: ServerState, context: Context) -> Metrics:
+    """The model's score on the images that the server keeps from training, if there are any."""
+    if context.validation is None:
+        return {}
+    score = score_weights(state.architecture, state.weights, context.validation, context.config)
+    return {"validation": {"accuracy": score.accuracy, "loss": _finite(score.mean_loss)}}
 
 
 def _sample_bytes(context: Context) -> int:

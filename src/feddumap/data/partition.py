@@ -202,6 +202,34 @@ def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int)
     return np.sort(np.concatenate(parts))
 
 
+def validation(
+    labels: npt.NDArray[np.integer], classes: int, config: DataConfig, made: Split, seed: int
+) -> Ints:
+    """`data.validation` images in equal parts of the server's classes, from those of the last 20 % that the
+    server does not train on. They depend on the seed and on the server's images only."""
+    if not config.validation:
+        return np.zeros(0, dtype=np.int64)
+    labels = _checked(labels, classes)
+    free = np.setdiff1d(np.arange(len(labels) * 4 // 5, len(labels)), made.server)
+    kinds = np.unique(labels[made.server])
+    if not len(kinds):
+        raise FeddumapError(
+            f"data.validation = {config.validation}: expected 0, as the server has no images; raise "
+            "data.server_fraction"
+        )
+    rng = stream(seed, "validation")
+    parts = []
+    for kind, size in zip(kinds, _even(config.validation, len(kinds)), strict=True):
+        own = free[labels[free] == kind]
+        if len(own) < size:
+            raise FeddumapError(
+                f"data.validation = {config.validation}: expected at most {len(own) * len(kinds)}, as class "
+                f"{kind} has {len(own)} images left that the server does not train on; lower it"
+            )
+        parts.append(rng.permutation(own)[:size])
+    return np.sort(np.concatenate(parts))
+
+
 def wanted_by_server(config: DataConfig, images: int) -> int:
     """The server images that `server_fraction` asks for, p · device images, out of `images` in all."""
     return round(config.server_fraction * (images * 4 // 5))

@@ -14,7 +14,7 @@ from feddumap.data.divergence import divergence
 from feddumap.errors import FeddumapError
 from feddumap.seeds import stream
 from feddumap.training import optimizers
-from feddumap.training.evaluation import Score, chunks, score
+from feddumap.training.evaluation import Score, score_weights
 from feddumap.training.loop import fit
 from feddumap.training.model import make
 from feddumap.training.optimizers import masked, sgd
@@ -175,11 +175,7 @@ def divide(server: Samples, seed: int, hold_out: bool) -> tuple[Samples, Samples
 
 def evaluate(weights: Tensors, samples: Samples, view: RoundView) -> Score:
     """Accuracy and loss on server data, in eval mode without augmentation."""
-    config = view.context.config
-    device = config.run.device
-    model = make(view.state.architecture, weights, config.train.kernels, device)
-    parts = [Samples(samples.images[a:b], samples.labels[a:b]).to(device) for a, b in chunks(len(samples))]
-    return Score.total(score(model, part) for part in parts)
+    return score_weights(view.state.architecture, weights, samples, view.context.config)
 
 
 def train_copy(

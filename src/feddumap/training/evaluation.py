@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.training.model import Model, as_model
+from feddumap.config import Config
+from feddumap.training.model import Model, as_model, make
 from feddumap.training.samples import Samples
+from feddumap.types import Architecture, Tensors
 
 CHUNK = 250
 
@@ -49,6 +51,14 @@ def chunks(count: int) -> list[tuple[int, int]]:
     [(0, 250), (250, 500), (500, 600)]
     """
     return [(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+
+
+def score_weights(architecture: Architecture, weights: Tensors, samples: Samples, config: Config) -> Score:
+    """All samples, chunk by chunk, by a network with these weights."""
+    device = config.run.device
+    model = make(architecture, weights, config.train.kernels, device)
+    parts = (Samples(samples.images[a:b], samples.labels[a:b]).to(device) for a, b in chunks(len(samples)))
+    return Score.total(score(model, part) for part in parts)
 
 
 def score(model: Model | nn.Module, samples: Samples) -> Score:
