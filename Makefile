@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint types tests test-browser format setup clean
+.PHONY: demo test lint types tests test-slow test-browser format setup clean
 
 demo: $(STAMP)
 	$(BIN)/feddumap demo
@@ -21,6 +21,10 @@ types: $(DEV)
 
 tests: $(DEV)
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# What takes minutes and needs a C compiler: the kernels under sanitizers, a wheel built and installed.
+test-slow: $(DEV)
+	$(BIN)/pytest -m slow -n 2 tests
 
 # The report's page in a real browser. `make test` leaves tests/browser out (norecursedirs in pyproject.toml),
 # because pip cannot install Chromium.

@@ -15,7 +15,7 @@ import setuptools
 from feddumap.training.kernels import library
 
 ROOT = Path(__file__).parents[1]
-CHAINS = 1500
+CHAINS = 200
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 pytestmark = [
