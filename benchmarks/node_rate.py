@@ -9,12 +9,12 @@ import time
 
 import torch
 
+from feddumap.core.messages import Question
 from feddumap.models import architecture, initialise
 from feddumap.pruning.rates import node_rate
-from feddumap.runtime import exact_math
+from feddumap.system.determinism import exact_math
 from feddumap.training.model import make
 from feddumap.training.samples import Samples
-from feddumap.types import Question
 
 
 def main() -> None:

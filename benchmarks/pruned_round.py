@@ -15,9 +15,9 @@ import torch
 
 from feddumap.models import architecture, initialise
 from feddumap.models.cost import macs
-from feddumap.pruning.cut import plan
-from feddumap.pruning.graph import prunable
-from feddumap.runtime import exact_math
+from feddumap.pruning.dependency_graph import prunable
+from feddumap.pruning.removal import plan
+from feddumap.system.determinism import exact_math
 from feddumap.training.loop import fit
 from feddumap.training.model import make
 from feddumap.training.optimizers import sgd

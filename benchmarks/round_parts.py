@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.data import dataset, partition
 from feddumap.data.dataset import Arrays, Dataset
-from feddumap.runtime import cores
-from feddumap.server import dynamic_update
+from feddumap.methods import feddu
+from feddumap.system.determinism import cores
 
 TRAIN, TEST = 50_000, 10_000
 
@@ -56,12 +56,12 @@ def main() -> None:
         )
         config = api.complete(config, data)
         split = partition.split(data.train_labels, 10, config.data, config.run.seed)
-        train, dynamic_update.train_copy = (
-            dynamic_update.train_copy,
-            timed(dynamic_update.train_copy, spent["server"]),
+        train, feddu.train_copy = (
+            feddu.train_copy,
+            timed(feddu.train_copy, spent["server"]),
         )
         run = api.Run(config, data, split)
-        dynamic_update.train_copy = train
+        feddu.train_copy = train
         watch(run, spent)
         for _ in run:
             pass

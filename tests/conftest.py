@@ -15,9 +15,9 @@ import torch
 from hypothesis import settings
 
 from feddumap.config import Config
-from feddumap.data import sources
 from feddumap.data.dataset import Dataset
-from feddumap.runtime import cores
+from feddumap.data.sources import catalog
+from feddumap.system.determinism import cores
 
 LONGEST = ("flower_federation", "flower_up", "export", "flower_ray", "runs", "methods", "pool", "grid")
 """The test files that take longest, which begin first, so that no worker waits for another one at the end."""
@@ -46,7 +46,7 @@ def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDUMAP_HOME", str(home))
-        sources.get("digits")
+        catalog.get("digits")
     yield home
     shutil.rmtree(home, ignore_errors=True)
 
@@ -61,7 +61,7 @@ def home(prepared_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def digits(home: Path) -> Dataset:
-    return sources.get("digits")
+    return catalog.get("digits")
 
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -1,8 +1,9 @@
-"""The shape of the code: one direction of imports, one training loop, one writer, no pickle."""
+"""The shape of the code: one direction of imports, no cycles, one training loop, one writer, no pickle."""
 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,61 +13,84 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
-    ["errors", "seeds", "types", "files", "runtime", "stopping"],
-    ["tensors", "config", "curves", "memory", "events"],
-    ["data", "models", "fleet", "selection"],
+    ["errors", "config", "system"],
+    ["core"],
+    ["data", "models"],
     ["training"],
-    ["algorithm", "device", "pruning"],
-    ["server", "menu"],
-    ["groups"],
-    ["recipes"],
-    ["cohort", "rounds"],
-    ["runs"],
-    ["api", "demo"],
-    ["grid"],
-    ["grid_jobs"],
-    ["terminal"],
-    ["overview", "story", "grid_view", "report", "export", "flower"],
-    ["bench", "paper"],
-    ["cli"],
-    ["__main__"],
+    ["pruning", "device"],
+    ["methods"],
+    ["engine", "runs"],
+    ["run", "progress"],
+    ["sweep", "report", "export", "flower"],
+    ["paper", "bench", "cli"],
+    ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(SOURCE).with_suffix("").parts[0]
+def dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> list[str]:
-    """The parts of the package that a file imports, type checking's imports aside."""
-    found: list[str] = []
+MODULES = {dotted(path): path for path in FILES}
+
+
+def part_of(module: str) -> str:
+    """The layer's name for a module: its first part below the package."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """The modules of the package that a module imports, anywhere in it, type checking's imports aside."""
+    found: set[str] = set()
 
     class Visitor(ast.NodeVisitor):
         def visit_If(self, node: ast.If) -> None:
             if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
                 self.generic_visit(node)
 
+        def visit_Import(self, node: ast.Import) -> None:
+            found.update(alias.name for alias in node.names if alias.name.split(".")[0] == "feddumap")
+
         def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-            assert node.level == 0, f"{path} has a relative import"
-            module = node.module or ""
-            if module == "feddumap":
-                found.extend(alias.name for alias in node.names if not alias.name.startswith("__"))
-            elif module.startswith("feddumap."):
-                found.append(module.split(".")[1])
+            assert node.level == 0, f"{module} has a relative import"
+            if (node.module or "").split(".")[0] != "feddumap":
+                return
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module or "")
 
-    Visitor().visit(ast.parse(path.read_text()))
-    return found
+    Visitor().visit(ast.parse(MODULES[module].read_text()))
+    return frozenset(found - {"feddumap", module})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_one_way(path: Path) -> None:
-    part = part_of(path)
-    if part == "__init__":
-        return
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "feddumap"])
+def test_imports_go_one_way(module: str) -> None:
+    part = part_of(module)
     assert part in LEVEL, f"{part} has no place in LAYERS"
-    for other in imports(path):
-        assert LEVEL[other] <= LEVEL[part], f"{part} imports {other}, which is above it"
+    for other in imports(module):
+        assert LEVEL[part_of(other)] <= LEVEL[part], f"{module} imports {other}, which is above it"
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """No cycle, within a layer either: modules can be ordered so that each imports only earlier ones."""
+    left = {module: set(imports(module)) & set(MODULES) for module in MODULES}
+    while free := [module for module, needs in left.items() if not needs]:
+        for module in free:
+            del left[module]
+        for needs in left.values():
+            needs.difference_update(free)
+    assert left == {}, f"a cycle goes through some of {sorted(left)}"
+
+
+def test_the_test_sees_every_kind_of_import() -> None:
+    """Plain, from a package, and inside a function."""
+    assert "feddumap.engine.forkserver" in imports("feddumap.cli.main")
+    assert "feddumap.system.console" in imports("feddumap.cli.main")
+    assert "feddumap.progress" in imports("feddumap.cli.main")  # inside a function
+    assert "feddumap.training.samples" not in imports("feddumap.core.algorithm")  # for type checking only
 
 
 def calls(path: Path) -> set[str]:
@@ -86,7 +110,7 @@ def users_of(*names: str) -> set[str]:
 
 def test_there_is_one_training_loop() -> None:
     """Whoever else differentiates looks at curvature or answers a question, and moves no parameter."""
-    others = {"pruning/lanczos.py", "pruning/gap.py", "device/reports.py"}
+    others = {"pruning/curvature/lanczos.py", "pruning/curvature/gap.py", "device/surveys.py"}
     assert users_of("autograd.grad", "backward") - others == {"training/model.py"}
     assert users_of("_foreach_add_") == {"training/optimizers.py", "training/loop.py"}
     assert users_of("optim.SGD", "optim.Adam") == set()
@@ -107,10 +131,11 @@ def is_step(node: ast.AST) -> bool:
 
 def test_runs_are_written_in_one_place() -> None:
     """Whoever else writes files makes them from runs, in a place that the user names."""
-    others = {"report/page.py", "report/commands.py", "export/writing.py"}
-    others |= {"flower/project.py", "flower/federation.py"}
+    others = {"report/page/document.py", "cli/compare.py", "export/writer.py"}
+    others |= {"flower/local/project.py", "flower/local/federation.py"}
     writers = users_of("write_text", "write_bytes", "save_file", "to_bytes")
-    assert writers - others <= {"runs.py", "memory.py", "files.py", "data/dataset.py"}
+    allowed = {"runs/directory.py", "device/state.py", "system/atomic_files.py", "data/dataset.py"}
+    assert writers - others <= allowed
 
 
 def test_nothing_is_unpickled() -> None:
@@ -121,12 +146,13 @@ def test_nothing_is_unpickled() -> None:
 
 def test_no_global_randomness() -> None:
     names = ("torch.manual_seed", "random.seed", "np.random.seed", "np.random.rand", "torch.randperm")
-    assert users_of(*names) <= {"models/filling.py"}
+    assert users_of(*names) <= {"models/initialization.py"}
 
 
 def test_no_clock_inside_an_algorithm() -> None:
     timers = users_of("perf_counter", "time.time", "monotonic", "sleep")
-    assert {name for name in timers if not name.startswith("flower/")} <= {"api.py", "terminal.py"}
+    allowed = {"run.py", "progress.py", "system/console.py"}
+    assert {name for name in timers if not name.startswith("flower/")} <= allowed
 
 
 def test_files_stay_readable() -> None:

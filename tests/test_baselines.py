@@ -13,26 +13,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap import api
-from feddumap.algorithm import Census, Context, RoundView, epochs_over
-from feddumap.fleet import PaperClock, Work
+from feddumap import run as api
+from feddumap.core.algorithm import Census, Context, RoundView, epochs_over
+from feddumap.core.clock import PaperClock, Work
+from feddumap.core.messages import ServerState, Tensors
+from feddumap.core.rng import stream
+from feddumap.core.sampling import select
+from feddumap.core.tensors import digest
+from feddumap.methods import feddf
+from feddumap.methods.feddf import cosine
+from feddumap.methods.fedopt import adagrad, adam, fedopt, yogi
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs, parameter_names
-from feddumap.pruning.graph import prunable
+from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import feature_ranks
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream
-from feddumap.selection import select
-from feddumap.server import distill
-from feddumap.server.distill import cosine
-from feddumap.server.fedopt import adagrad, adam, fedopt, yogi
-from feddumap.tensors import digest
+from feddumap.system.determinism import exact_math
 from feddumap.training.loop import fit
 from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import adam as adam_rule
 from feddumap.training.optimizers import proximal, sgd
 from feddumap.training.samples import Samples, batches
-from feddumap.types import ServerState, Tensors
 from tests.conftest import both_kernels, small
 from tests.test_rounds import sgd_oracle
 
@@ -331,11 +331,11 @@ def test_adam_equals_torchs_with_clipped_gradients() -> None:
 
 def test_feddf_teaches_the_mean_what_the_models_say(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """One round in float64: uniform mean, mean of logits, KL, Adam with cosine, best on the exam."""
-    monkeypatch.setattr(distill, "CHECK_EVERY", 2)
-    monkeypatch.setattr(distill, "BATCH", 16)
-    monkeypatch.setattr(distill, "LEARNING_RATE", 0.01)
+    monkeypatch.setattr(feddf, "CHECK_EVERY", 2)
+    monkeypatch.setattr(feddf, "BATCH", 16)
+    monkeypatch.setattr(feddf, "LEARNING_RATE", 0.01)
     run = api.start(small(method={"name": "feddf"}, train={"rounds": 1}))
-    run._algorithm = replace(run._algorithm, aggregate=distill.distilled(max_steps=12, patience=6))
+    run._algorithm = replace(run._algorithm, aggregate=feddf.distilled(max_steps=12, patience=6))
     shape, start, chosen = run.state.architecture, run.state.weights, select(run.config, 0)
     models = [sgd_oracle(run, start, device, 0) for device in chosen]
     mean = {name: sum(model[name] for model in models) / len(models) for name in start}

@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from feddumap import api, cli
-from feddumap.api import Run
+from feddumap import run as api
 from feddumap.bench import matrix, overhead, scale, workload
 from feddumap.bench.memory import peak_beyond
 from feddumap.bench.rounds import bench_rounds
 from feddumap.bench.workload import CLASSES, SEED, Setting, Times, measure, random_data
+from feddumap.cli import main as cli
 from feddumap.data import partition
-from feddumap.menu import RECIPES
+from feddumap.methods.registry import RECIPES
 from feddumap.models import architecture
 from feddumap.models.cost import macs
+from feddumap.run import Run
 from feddumap.training.kernels import library
 
 TINY = Setting(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
@@ -199,9 +200,9 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 def test_flower(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Times and bytes are put side by side; tests/test_flower_up.py has a real federation up."""
     pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
-    from feddumap import api
-    from feddumap.flower import up
-    from feddumap.flower.project import Project
+    from feddumap import run as api
+    from feddumap.flower.local import up
+    from feddumap.flower.local.project import Project
 
     def carried_out(made: Project, nodes: int, say: Any, show: Any) -> up.Finished:
         run = api.train(made.config().replace(run={"engine": "local"}), made.run)

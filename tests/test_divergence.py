@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddumap.data.divergence import divergence, mix, non_iid_degree
+from feddumap.data.label_mix import divergence, mix, non_iid_degree
 from feddumap.errors import FeddumapError
 
 CLASSES = 6

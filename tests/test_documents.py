@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from feddumap.bench.commands import app as bench_app
-from feddumap.cli import app, data_app, inspect_app
-from feddumap.flower.commands import app as flower_app
+from feddumap.cli.bench import app as bench_app
+from feddumap.cli.flower import app as flower_app
+from feddumap.cli.main import app, data_app, inspect_app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

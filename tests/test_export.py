@@ -19,14 +19,16 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from feddumap import api, cli, export
-from feddumap.data import sources
+from feddumap import export
+from feddumap import run as api
+from feddumap.cli import main as cli
+from feddumap.core.messages import Architecture
+from feddumap.data.sources import catalog
 from feddumap.errors import FeddumapError
 from feddumap.export import formats
 from feddumap.models import architecture, initialise, network
-from feddumap.runs import read_checkpoint, read_records
+from feddumap.runs.directory import read_checkpoint, read_records
 from feddumap.training.samples import to_input
-from feddumap.types import Architecture
 from tests.conftest import small
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +135,7 @@ def test_a_pruned_run(home: Path, tmp_path: Path, to: str) -> None:
         == told["run"]
     )
     assert told["run"]["accuracy"] == record["accuracy"]
-    data = sources.get("digits")
+    data = catalog.get("digits")
     with torch.inference_mode():
         guesses = (
             answer(to_input(torch.from_numpy(data.test_images.copy())).contiguous()).argmax(dim=1).numpy()
@@ -297,7 +299,7 @@ def test_a_missing_package_is_named(home: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_class_names_of_ones_own_data(home: Path, tmp_path: Path) -> None:
-    digits = sources.get("digits")
+    digits = catalog.get("digits")
     keep = {split: getattr(digits, f"{split}_labels") < 3 for split in ("train", "test")}
     arrays = {
         f"{split}_{what}": getattr(digits, f"{split}_{what}")[keep[split]]
@@ -363,7 +365,7 @@ def test_the_example_predicts_without_torch(home: Path, tmp_path: Path) -> None:
         tmp_path / "run", {"name": "fedavg"}, train={"rounds": 20, "cohort": 6}, data={"partition": "iid"}
     )
     model = export.write(run, "onnx").path
-    digits = sources.get("digits")
+    digits = catalog.get("digits")
     network_, card = export.load(export.write(run, "safetensors").path)
     names = []
     for index in range(3):

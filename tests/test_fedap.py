@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.config import Config
-from feddumap.data.divergence import divergence
+from feddumap.core.messages import Answer
+from feddumap.core.sampling import select
+from feddumap.core.tensors import digest
+from feddumap.data.label_mix import divergence
 from feddumap.errors import FeddumapError
 from feddumap.models import macs, parameters
 from feddumap.models.cost import parameter_names
 from feddumap.pruning import ranks, rates
-from feddumap.pruning.nodes import check_rate
+from feddumap.pruning.global_rate import check_rate
 from feddumap.pruning.rates import NodeRate, node_weights
-from feddumap.runs import read_checkpoint, read_records
-from feddumap.selection import select
-from feddumap.tensors import digest
-from feddumap.types import Answer
+from feddumap.runs.directory import read_checkpoint, read_records
 from tests.conftest import small
 
 ROUNDS, PRUNED = 4, 2

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddumap import api
-from feddumap.algorithm import Census, ServerStep
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.algorithm import Census, ServerStep
+from feddumap.core.rng import stream
+from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.seeds import stream
-from feddumap.server.dynamic_update import (
+from feddumap.methods.feddu import (
     DECAYS,
     EPSILON,
     divide,
@@ -30,7 +31,6 @@ from feddumap.server.dynamic_update import (
     server_update,
     static,
 )
-from feddumap.tensors import digest
 from feddumap.training.samples import Samples
 from tests.test_feddum import assert_near, descend, feddu_round, measure, taken, view_of
 from tests.test_methods import outcome, resumed, tiny

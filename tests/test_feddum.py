@@ -15,21 +15,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddumap import api
-from feddumap.algorithm import Census, Context, Receipt, RoundView, chain
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.algorithm import Census, Context, Receipt, RoundView, chain
+from feddumap.core.messages import ServerState, Tensors
+from feddumap.core.rng import stream
+from feddumap.core.sampling import select
+from feddumap.core.tensors import digest
+from feddumap.methods.feddu import dynamic, server_update
+from feddumap.methods.feddum import server_momentum
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import parameter_names
-from feddumap.seeds import stream
-from feddumap.selection import select
-from feddumap.server.dynamic_update import dynamic, server_update
-from feddumap.server.momentum import server_momentum
-from feddumap.tensors import digest
 from feddumap.training.loop import fit
 from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import momentum, sgd
 from feddumap.training.samples import Samples, batches, to_input
-from feddumap.types import ServerState, Tensors
 from tests.conftest import both_kernels
 from tests.test_methods import tiny
 

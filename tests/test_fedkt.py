@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.config import Config
-from feddumap.device import teaching
-from feddumap.device.teaching import School, passes, plurality
+from feddumap.core.messages import Tensors
+from feddumap.core.rng import stream
+from feddumap.core.sampling import select
+from feddumap.core.tensors import digest
+from feddumap.methods import teaching
+from feddumap.methods.fedkt import count
+from feddumap.methods.teaching import School, passes, plurality
 from feddumap.models import architecture, initialise, network
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream
-from feddumap.selection import select
-from feddumap.server.vote import count
-from feddumap.tensors import digest
+from feddumap.system.determinism import exact_math
 from feddumap.training.loop import fit
 from feddumap.training.model import Kernels, Model
 from feddumap.training.optimizers import adam
 from feddumap.training.samples import Samples, batches
-from feddumap.types import Tensors
 from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from feddumap.config import ClockConfig
+from feddumap.core.clock import BLOCK, TRAIN_SECONDS, Fleet, PaperClock, Timing, Work, build
 from feddumap.errors import FeddumapError
-from feddumap.fleet import BLOCK, TRAIN_SECONDS, Fleet, PaperClock, Timing, Work, build
 
 # family: parameters and forward multiply-adds with 10 classes
 MODELS = {

@@ -19,20 +19,21 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from feddumap import api, cli
+from feddumap import run as api
+from feddumap.cli import main as cli
 from feddumap.config import Config, MethodConfig
-from feddumap.data import own
+from feddumap.core.messages import MissingUpload, Question, Upload
+from feddumap.core.tensors import digest
 from feddumap.data.dataset import Dataset
+from feddumap.data.sources import device_files
+from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
+from feddumap.flower import codec, requests, server
 from feddumap.flower import cohort as cohort_module
-from feddumap.flower import orders, server, wire
 from feddumap.flower.cohort import FlowerCohort
 from feddumap.flower.node import Node
-from feddumap.grid import cells
 from feddumap.pruning import rates
-from feddumap.rounds import broadcast_of, take_census
-from feddumap.tensors import digest
-from feddumap.types import Loss, Question, Upload
+from feddumap.sweep.grid import cells
 from tests.conftest import small
 from tests.flower_grid import FakeGrid, FakeNode, Mischief
 
@@ -161,8 +162,8 @@ def upload_with(**values: Any) -> Mischief:
 
 def weights_with(change: Any) -> Mischief:
     def spoil(_: Message, content: RecordDict) -> RecordDict:
-        weights = wire.unpack(content, "weights", lambda _: None)
-        content.update(wire.pack(weights={**weights, "fc3.bias": change(weights["fc3.bias"])}))
+        weights = codec.unpack(content, "weights", lambda _: None)
+        content.update(codec.pack(weights={**weights, "fc3.bias": change(weights["fc3.bias"])}))
         return content
 
     return to_training(spoil)
@@ -201,7 +202,7 @@ def test_a_bad_device_is_left_out_and_named(run: api.Run, tmp_path: Path, name: 
     first, second, third = cohort.train(message, [0, 2, 3])
     assert isinstance(first, Upload)
     assert isinstance(third, Upload)
-    assert isinstance(second, Loss)
+    assert isinstance(second, MissingUpload)
     assert (first.device, second.device, third.device) == (0, 2, 3)
     assert reason in second.reason
     grid.node(2).mischief = FakeNode({}).mischief
@@ -234,7 +235,7 @@ def test_below_the_share_the_missing_are_asked_again(run: api.Run, tmp_path: Pat
     for k in (1, 2):
         grid.node(k).mischief = to_training(twice)
     found = list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
-    assert [type(each) for each in found] == [Upload, Loss, Upload]
+    assert [type(each) for each in found] == [Upload, MissingUpload, Upload]
     assert len(tries) == 4
     assert grid.node(0).kinds.count("train") == 1  # who answered well is not asked again
 
@@ -288,7 +289,7 @@ def test_a_device_without_a_node_is_missing_and_may_come_back(run: api.Run, tmp_
     message = broadcast_of(run.state, run.config)
     grid.node(2).connected = False
     found = list(cohort.train(message, [1, 2, 3]))
-    assert found[1] == Loss(2, "it has no node")
+    assert found[1] == MissingUpload(2, "it has no node")
     grid.nodes[5] = FakeNode({"partition-id": 2, "state": str(tmp_path)})  # under another id
     assert [type(each) for each in cohort.train(message, [1, 2, 3])] == [Upload] * 3
     assert grid.nodes[5].kinds == ["query.hello", "train"]
@@ -369,7 +370,7 @@ def test_a_reply_that_flower_cannot_read(
 
     monkeypatch.setattr(FakeGrid, "pull_messages", pull)
     found = list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
-    assert [type(each) for each in found] == [Upload, Loss, Upload]
+    assert [type(each) for each in found] == [Upload, MissingUpload, Upload]
     assert "its reply cannot be read (KeyError" in str(found[1])
 
 
@@ -384,12 +385,14 @@ def reply_of(grid: FakeGrid, node: int, kind: str, content: RecordDict) -> Recor
 
 def test_a_server_cannot_name_code_to_run(run: api.Run, tmp_path: Path) -> None:
     grid = FakeGrid.of(1, state=str(tmp_path))
-    tensors = orders.pack_broadcast(broadcast_of(run.state, run.config))
-    order = orders.Order("ab" * 16, 0, 0, 0.1, run.state.architecture, run.config, run.dataset.classes, None)
+    tensors = requests.pack_broadcast(broadcast_of(run.state, run.config))
+    order = requests.Order(
+        "ab" * 16, 0, 0, 0.1, run.state.architecture, run.config, run.dataset.classes, None
+    )
     evil = order.config.model_copy(update={"method": MethodConfig(name="os:system")})
 
-    def reason(order: orders.Order) -> str:
-        content = reply_of(grid, 1000, "train", orders.pack_order(order, tensors))
+    def reason(order: requests.Order) -> str:
+        content = reply_of(grid, 1000, "train", requests.pack_order(order, tensors))
         return str(content["refusal"]["reason"]) if "refusal" in content else "done"  # type: ignore[call-overload]
 
     assert reason(order) == "done"
@@ -529,16 +532,16 @@ def test_own_data_from_a_folder_of_images(digits: Dataset, tmp_path: Path) -> No
         image = Image.fromarray(digits.train_images[i])
         (image if i else image.resize((64, 64))).save(tmp_path / name / f"{i}.png")
     (tmp_path / "3" / "notes.txt").write_text("mine")
-    images, labels = own.read(tmp_path, digits.classes, said.append)
+    images, labels = device_files.read(tmp_path, digits.classes, said.append)
     assert labels.tolist() == [3, 3, 7]
     assert np.array_equal(images[1], digits.train_images[2])
     assert said == [f"{tmp_path}: 1 of 3 images were resized to 32 by 32 pixels"]
     (tmp_path / "3" / "broken.jpg").write_bytes(b"no image")
     with pytest.raises(FeddumapError, match=r"broken.jpg cannot be decoded"):
-        own.read(tmp_path, digits.classes)
+        device_files.read(tmp_path, digits.classes)
     (tmp_path / "cats").mkdir()
     with pytest.raises(FeddumapError, match=r"a folder 'cats', which is none of the federation's classes"):
-        own.read(tmp_path, digits.classes)
+        device_files.read(tmp_path, digits.classes)
 
 
 def test_own_data_from_files(digits: Dataset, tmp_path: Path) -> None:
@@ -557,13 +560,13 @@ def test_own_data_from_files(digits: Dataset, tmp_path: Path) -> None:
     pq.write_table(pa.table(rows), tmp_path / "d.parquet")
     np.savez(tmp_path / "d.npz", images=images, labels=labels)
     for name in ("d.parquet", "d.npz"):
-        found, numbers = own.read(tmp_path / name, digits.classes)
+        found, numbers = device_files.read(tmp_path / name, digits.classes)
         assert np.array_equal(found, images)
         assert numbers.tolist() == labels.tolist()
     with pytest.raises(FeddumapError, match=r"labels from \d to \d where 0 to 1 was expected"):
-        own.read(tmp_path / "d.npz", ["a", "b"])
+        device_files.read(tmp_path / "d.npz", ["a", "b"])
     with pytest.raises(FeddumapError, match=r"no file or folder; expected a folder"):
-        own.read(tmp_path / "nowhere", digits.classes)
+        device_files.read(tmp_path / "nowhere", digits.classes)
     np.savez(tmp_path / "odd.npz", images=images, labels=labels[:4])
     with pytest.raises(FeddumapError, match="has 5 images and 4 labels"):
-        own.read(tmp_path / "odd.npz", digits.classes)
+        device_files.read(tmp_path / "odd.npz", digits.classes)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.config import load
-from feddumap.runs import read_records
+from feddumap.runs.directory import read_records
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
 
 
-from feddumap.flower import keys, programs, project
-from feddumap.flower.federation import Federation
-from feddumap.flower.processes import Processes
+from feddumap.flower.local import certificates, programs, project
+from feddumap.flower.local.federation import Federation
+from feddumap.flower.local.processes import Processes
 from tests.flower_processes import QUICK, pids, text_of, until, users_of
 from tests.test_flower_cohort import alike
 
@@ -94,7 +94,7 @@ STRANGERS = {
 
 def test_strangers_are_refused(four: Four, tmp_path: Path) -> None:
     """While the federation is up: none of them becomes a node."""
-    keys.make_all(tmp_path / "own", 1)
+    certificates.make_all(tmp_path / "own", 1)
     until(lambda: "SuperNode ID" in four.log("node-3"), "node 3")
     address, folder = four.federation.address, four.federation.project.path
     started = {}

@@ -11,10 +11,11 @@ import tomli_w
 pytest.importorskip("flwr", reason="needs the extra ray")
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from feddumap import api, cli
+from feddumap import run as api
+from feddumap.cli import main as cli
 from feddumap.config import Config
 from feddumap.flower.engines import engine_of
-from feddumap.runs import read_config, read_records
+from feddumap.runs.directory import read_config, read_records
 from tests.test_flower_cohort import alike, config_of
 
 FEW = {"rounds": 4, "cohort": 2}

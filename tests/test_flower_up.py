@@ -17,17 +17,17 @@ from zipfile import ZipFile
 import pytest
 from typer.testing import CliRunner
 
-from feddumap.cli import app
+from feddumap.cli.main import app
 from feddumap.errors import FeddumapError
-from feddumap.runs import read_records
+from feddumap.runs.directory import read_records
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
 
 from cryptography import x509
 from flwr.cli.build import build_fab_from_disk
 
-from feddumap.flower import keys, programs, project, up
-from feddumap.flower.federation import Federation
+from feddumap.flower.local import certificates, programs, project, up
+from feddumap.flower.local.federation import Federation
 from tests.flower_processes import LIMIT, QUICK, command_lines, family, pids, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
@@ -83,7 +83,7 @@ def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.M
         project.create(tmp_path / "other", 2, sets=["method.name=fedavg", "method.prune_round=2"])
     with pytest.raises(FeddumapError, match=r"--host 'https://x'"):
         project.create(tmp_path / "other", 2, ["https://x"])
-    monkeypatch.setattr(keys, "make_node_key", lambda path: 1 / 0)
+    monkeypatch.setattr(certificates, "make_node_key", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         project.create(tmp_path / "other", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["fed"]
@@ -102,7 +102,8 @@ def test_processes_end_with_the_one_that_wanted_them(tmp_path: Path) -> None:
     """Even if that is killed, and whatever they started themselves."""
     script = tmp_path / "wants.py"
     script.write_text(
-        "import os, sys, time\nfrom pathlib import Path\nfrom feddumap.flower.processes import Processes\n"
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from feddumap.flower.local.processes import Processes\n"
         "with Processes(Path(sys.argv[1])) as processes:\n"
         "    processes.start('one', ['sh', '-c', 'sleep 1234.5 & sleep 1234.5'], dict(os.environ))\n"
         "    processes.start('two', ['sh', '-c', 'echo because; exit 3'], dict(os.environ))\n"

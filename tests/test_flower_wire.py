@@ -19,14 +19,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from feddumap.config import Config
-from feddumap.flower import fields, greetings, orders, replies, wire
-from feddumap.flower.greetings import Hello
-from feddumap.flower.orders import Order
-from feddumap.flower.wire import Refused
+from feddumap.core.messages import Answer, Broadcast, Question, Upload
+from feddumap.core.tensors import digest
+from feddumap.flower import codec, fields, handshake, replies, requests
+from feddumap.flower.codec import Refused
+from feddumap.flower.handshake import Hello
+from feddumap.flower.requests import Order
 from feddumap.models import architecture, initialise
-from feddumap.tensors import digest
 from feddumap.training.samples import Samples
-from feddumap.types import Answer, Broadcast, Question, Upload
 
 SHAPE = architecture("lenet", 10)
 WEIGHTS = initialise(SHAPE, 1)
@@ -40,7 +40,7 @@ UPLOAD = Upload(5, 3, 40, 8, WEIGHTS, EXTRA, {"loss": 0.5})
 CENSUS = Question("census", {"labels": "counts"})
 ANSWER = Answer(5, {"samples": 40, "counts": [4] * 10})
 
-DTYPES = st.sampled_from(list(wire.DTYPES.values()))
+DTYPES = st.sampled_from(list(codec.DTYPES.values()))
 SHAPES = st.lists(st.integers(0, 5), max_size=4)
 
 
@@ -56,8 +56,8 @@ def test_any_tensors_come_back(recipe: dict[str, tuple[torch.dtype, list[int], i
         tensors[name] = (
             torch.from_numpy(raw).view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
         )
-    record = RecordDict({**wire.pack(x=tensors)})
-    found = wire.unpack(record, "x", wire.exactly(wire.forms_of(tensors)))
+    record = RecordDict({**codec.pack(x=tensors)})
+    found = codec.unpack(record, "x", codec.exactly(codec.forms_of(tensors)))
     assert digest(found) == digest(tensors)
     assert all(tensor.is_contiguous() for tensor in found.values())
 
@@ -66,9 +66,9 @@ def test_bytes_are_what_they_say() -> None:
     """Little-endian and row by row, in any layout of memory; booleans are bits."""
     tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3).t()
     flags = torch.tensor([True, False, True, True, False, False, False, False, True])
-    record = wire.pack(x={"t": tensor, "b": flags})["x"]
+    record = codec.pack(x={"t": tensor, "b": flags})["x"]
     (array,) = record.values()
-    assert (array.dtype, array.shape, array.stype) == ("uint8", (len(array.data),), wire.PACKED)
+    assert (array.dtype, array.shape, array.stype) == ("uint8", (len(array.data),), codec.PACKED)
     size = int.from_bytes(array.data[:8], "little")
     assert json.loads(array.data[8 : 8 + size]) == [["t", "int32", [3, 2]], ["b", "bool", [9]]]
     numbers = b"".join(n.to_bytes(4, "little") for n in (0, 3, 1, 4, 2, 5))
@@ -77,8 +77,8 @@ def test_bytes_are_what_they_say() -> None:
 
 def test_a_message_is_of_few_parts() -> None:
     """Flower makes several requests for each part, so that their number is what a round costs."""
-    content = orders.pack_order(
-        replace(ORDER, question=None), orders.pack_broadcast(replace(MESSAGE, extra={}))
+    content = requests.pack_order(
+        replace(ORDER, question=None), requests.pack_broadcast(replace(MESSAGE, extra={}))
     )
     assert len(get_all_nested_objects(content)) <= 8  # a record each for order, weights and mask
     assert len(get_all_nested_objects(replies.pack_upload(replace(UPLOAD, extra={})))) <= 6
@@ -86,21 +86,21 @@ def test_a_message_is_of_few_parts() -> None:
 
 def test_an_order_comes_back() -> None:
     gift = Samples(torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8), torch.arange(7))
-    content = orders.pack_order(ORDER, orders.pack_broadcast(MESSAGE), gift)
-    order = orders.read_order(content)
+    content = requests.pack_order(ORDER, requests.pack_broadcast(MESSAGE), gift)
+    order = requests.read_order(content)
     assert order == ORDER
-    broadcast = orders.read_broadcast(content, ORDER)
+    broadcast = requests.read_broadcast(content, ORDER)
     assert isinstance(broadcast, Broadcast)
     assert (broadcast.round, broadcast.lr, broadcast.architecture) == (3, 0.05, SHAPE)
     for group in ("weights", "extra", "mask"):
         assert digest(getattr(broadcast, group)) == digest(getattr(MESSAGE, group))
-    found = orders.read_gift(content)
+    found = requests.read_gift(content)
     assert isinstance(found, Samples)
     assert torch.equal(found.images, gift.images)
     assert torch.equal(found.labels, gift.labels)
-    plain = orders.pack_order(replace(ORDER, question=None), orders.pack_broadcast(MESSAGE))
-    assert orders.read_gift(plain) is None
-    assert orders.read_order(plain) == replace(ORDER, question=None)
+    plain = requests.pack_order(replace(ORDER, question=None), requests.pack_broadcast(MESSAGE))
+    assert requests.read_gift(plain) is None
+    assert requests.read_order(plain) == replace(ORDER, question=None)
 
 
 def test_an_upload_comes_back() -> None:
@@ -124,10 +124,10 @@ def test_answers_come_back() -> None:
 
 
 def test_hellos_come_back() -> None:
-    assert greetings.read_question_who(greetings.pack_question_who(ORDER.token)) == ORDER.token
+    assert handshake.read_question_who(handshake.pack_question_who(ORDER.token)) == ORDER.token
     hello = Hello(4, True, False)
-    assert greetings.read_hello(greetings.pack_hello(hello), 5) == hello
-    refused = greetings.read_hello(greetings.pack_hello(hello), 4)
+    assert handshake.read_hello(handshake.pack_hello(hello), 5) == hello
+    refused = handshake.read_hello(handshake.pack_hello(hello), 4)
     assert isinstance(refused, Refused)
     assert "device is '4', expected a whole number from 0 to 3" in refused.reason
 
@@ -136,17 +136,17 @@ def record_of(header: Any, data: bytes, **array: Any) -> ArrayRecord:
     """Tensors as this header and these bytes have them."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     whole = len(text).to_bytes(8, "little") + text + data
-    parts = {"dtype": "uint8", "shape": (len(whole),), "stype": wire.PACKED, **array}
-    return ArrayRecord({wire.NAME: Array(**parts, data=whole)})
+    parts = {"dtype": "uint8", "shape": (len(whole),), "stype": codec.PACKED, **array}
+    return ArrayRecord({codec.NAME: Array(**parts, data=whole)})
 
 
 def with_conv1(dtype: Any = "float32", shape: Any = None, cut: int = 0) -> Callable[[RecordDict], None]:
     """Weights whose header and bytes tell this of conv1.weight, which comes first."""
-    forms = wire.forms_of(WEIGHTS)
+    forms = codec.forms_of(WEIGHTS)
     header = [[name, form.dtype, form.shape] for name, form in forms.items()]
     assert header[0][0] == "conv1.weight"
     header[0] = ["conv1.weight", dtype, FLOATS if shape is None else shape]
-    (array,) = wire.pack(x=WEIGHTS)["x"].values()
+    (array,) = codec.pack(x=WEIGHTS)["x"].values()
     data = array.data[8 + int.from_bytes(array.data[:8], "little") :]
     return put("weights", record_of(header, data[cut:]))
 
@@ -181,7 +181,7 @@ BAD_UPLOADS = {
     "a negative shape": (with_conv1(shape=[-1, -450]), "no known form"),
     "a shape of truths": (with_conv1(shape=[True]), "no known form"),
     "a tensor more": (
-        lambda content: content.update(wire.pack(weights={**WEIGHTS, "more": torch.zeros(0)})),
+        lambda content: content.update(codec.pack(weights={**WEIGHTS, "more": torch.zeros(0)})),
         "'more' and 0 other names differ",
     ),
     "a name twice": (put("weights", record_of([["a", "uint8", [1]]] * 2, b"xy")), "have a name twice"),
@@ -189,15 +189,15 @@ BAD_UPLOADS = {
     "a header of text": (put("weights", record_of("a", b"")), "is no list"),
     "a header that is none": (put("weights", record_of(b"[" * 99_999, b"")), "is not JSON"),
     "a header beyond the end": (
-        put("weights", ArrayRecord({wire.NAME: Array("uint8", (8,), wire.PACKED, b"\xff" * 8)})),
+        put("weights", ArrayRecord({codec.NAME: Array("uint8", (8,), codec.PACKED, b"\xff" * 8)})),
         "no whole header",
     ),
     "half a length": (
-        put("weights", ArrayRecord({wire.NAME: Array("uint8", (2,), wire.PACKED, b"xy")})),
+        put("weights", ArrayRecord({codec.NAME: Array("uint8", (2,), codec.PACKED, b"xy")})),
         "no whole header",
     ),
     "two arrays": (
-        put("weights", ArrayRecord({name: record_of([], b"")[wire.NAME] for name in (wire.NAME, "b")})),
+        put("weights", ArrayRecord({name: record_of([], b"")[codec.NAME] for name in (codec.NAME, "b")})),
         "are no tensors",
     ),
     "no weights": (without("weights"), "are not those expected"),
@@ -229,15 +229,15 @@ BAD_UPLOADS = {
     ),
     "endless metrics": (put("metrics-rest", ConfigRecord({"json": "[" * 100_000})), "not JSON"),
     "an extra without weights": (
-        put("extra", wire.pack(x={"c/other": torch.zeros(3)})["x"]),
+        put("extra", codec.pack(x={"c/other": torch.zeros(3)})["x"]),
         "'c/other' is not like",
     ),
     "an extra of another shape": (
-        put("extra", wire.pack(x={"c/fc3.bias": torch.zeros(3)})["x"]),
+        put("extra", codec.pack(x={"c/fc3.bias": torch.zeros(3)})["x"]),
         "is not like",
     ),
     "too many extras": (
-        put("extra", wire.pack(x={f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})["x"]),
+        put("extra", codec.pack(x={f"{i}/fc1.weight": WEIGHTS["fc1.weight"] for i in range(100)})["x"]),
         "more than 64 models",
     ),
     "a refusal": (put("refusal", ConfigRecord({"reason": "no\nspace"})), "it refused: no space"),
@@ -250,8 +250,8 @@ def test_a_bad_upload_is_refused_before_it_is_unpacked(name: str, monkeypatch: p
     content = replies.pack_upload(UPLOAD)
     change(content)
     made: list[str] = []
-    original = wire._tensor
-    monkeypatch.setattr(wire, "_tensor", lambda form, data: (made.append("x"), original(form, data))[1])
+    original = codec._tensor
+    monkeypatch.setattr(codec, "_tensor", lambda form, data: (made.append("x"), original(form, data))[1])
     found = replies.read_upload(content, MESSAGE, 5, most=100)
     assert isinstance(found, Refused), name
     assert reason in found.reason
@@ -320,7 +320,7 @@ def test_other_bad_answers_are_refused() -> None:
 
 
 def order_with(**values: Any) -> RecordDict:
-    content = orders.pack_order(ORDER, orders.pack_broadcast(MESSAGE))
+    content = requests.pack_order(ORDER, requests.pack_broadcast(MESSAGE))
     content["order"] = ConfigRecord({**dict(content["order"]), **values})
     return content
 
@@ -344,15 +344,15 @@ def order_with(**values: Any) -> RecordDict:
     ],
 )
 def test_bad_orders_are_refused(values: dict[str, Any], reason: str) -> None:
-    found = orders.read_order(order_with(**values))
+    found = requests.read_order(order_with(**values))
     assert isinstance(found, Refused)
     assert reason in found.reason
 
 
 def test_bad_broadcasts_are_refused() -> None:
     def refused(order: Order = ORDER, **groups: Any) -> str:
-        content = orders.pack_order(ORDER, {**orders.pack_broadcast(MESSAGE), **groups})
-        found = orders.read_broadcast(content, order)
+        content = requests.pack_order(ORDER, {**requests.pack_broadcast(MESSAGE), **groups})
+        found = requests.read_broadcast(content, order)
         return found.reason if isinstance(found, Refused) else "taken"
 
     assert refused() == "taken"
@@ -360,12 +360,14 @@ def test_bad_broadcasts_are_refused() -> None:
     assert "wider than a lenet" in refused(replace(ORDER, architecture=wide))
     assert "wider than" in refused(replace(ORDER, architecture=replace(SHAPE, channels=(("other", 1),))))
     assert "needs the channels of" in refused(replace(ORDER, architecture=replace(SHAPE, channels=())))
-    assert "another form" in refused(**wire.pack(weights=initialise(architecture("lenet", 9), 1)))
-    assert "not a mask" in refused(**wire.pack(mask={"conv1.weight": torch.zeros(FLOATS)}))
-    assert "is not like" in refused(**wire.pack(extra={"v/conv1.weight": torch.zeros(3)}))
-    assert "not finite" in refused(**wire.pack(extra={"v/fc3.bias": torch.full((10,), torch.inf)}))
-    content = RecordDict({**wire.pack(gift={"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})})
-    found = orders.read_gift(content)
+    assert "another form" in refused(**codec.pack(weights=initialise(architecture("lenet", 9), 1)))
+    assert "not a mask" in refused(**codec.pack(mask={"conv1.weight": torch.zeros(FLOATS)}))
+    assert "is not like" in refused(**codec.pack(extra={"v/conv1.weight": torch.zeros(3)}))
+    assert "not finite" in refused(**codec.pack(extra={"v/fc3.bias": torch.full((10,), torch.inf)}))
+    content = RecordDict(
+        {**codec.pack(gift={"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
+    )
+    found = requests.read_gift(content)
     assert isinstance(found, Refused)
     assert "not images of 32 by 32" in found.reason
 
@@ -394,10 +396,10 @@ def test_no_garbage_raises(data: st.DataObject) -> None:
         Array,
         st.sampled_from(["uint8", "bool", "x"]),
         st.lists(st.integers(-3, 2**63), max_size=10).map(tuple),
-        st.sampled_from([wire.PACKED, "numpy.ndarray"]),
+        st.sampled_from([codec.PACKED, "numpy.ndarray"]),
         st.one_of(st.binary(max_size=16), headers),
     )
-    records = st.dictionaries(st.sampled_from([wire.NAME, "b"]), arrays, max_size=2).map(ArrayRecord)
+    records = st.dictionaries(st.sampled_from([codec.NAME, "b"]), arrays, max_size=2).map(ArrayRecord)
     keys = st.sampled_from(
         ["upload", "answer", "weights", "extra", "tensors", "order", "hello", "refusal", "who", "values"]
     )
@@ -405,10 +407,10 @@ def test_no_garbage_raises(data: st.DataObject) -> None:
     for read in (
         lambda: replies.read_upload(content, MESSAGE, 5),
         lambda: replies.read_answer(content, CENSUS, MESSAGE, 5),
-        lambda: orders.read_order(content),
-        lambda: orders.read_broadcast(content, ORDER),
-        lambda: greetings.read_hello(content, 10),
-        lambda: greetings.read_question_who(content),
+        lambda: requests.read_order(content),
+        lambda: requests.read_broadcast(content, ORDER),
+        lambda: handshake.read_hello(content, 10),
+        lambda: handshake.read_question_who(content),
     ):
         found = read()
         assert isinstance(found, (Refused, Hello, str))

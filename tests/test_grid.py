@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import tomli_w
 
-from feddumap import api, cli, grid_jobs
+from feddumap import run as api
+from feddumap.cli import main as cli
+from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.grid import Cell, by_values, cells, cells_of, read
-from feddumap.grid_view import State, count, look, time_left
-from feddumap.menu import RECIPES
-from feddumap.runs import read_checkpoint, read_config, read_records
-from feddumap.tensors import digest
+from feddumap.methods.registry import RECIPES
+from feddumap.runs.directory import read_checkpoint, read_config, read_records
+from feddumap.sweep import jobs
+from feddumap.sweep.grid import Cell, by_values, cells, cells_of, read
+from feddumap.sweep.status import State, count, look, time_left
 from tests.conftest import SMALL
 from tests.test_runs import interrupted
 
@@ -314,7 +316,7 @@ def test_a_bug_is_one_sentence_too(write: Write, tmp_path: Path, monkeypatch: py
         raise ZeroDivisionError("by\nzero")
 
     monkeypatch.setattr(api.Run, "iterate", broken)
-    said = grid_jobs.attempt(cell.path, cell.config)
+    said = jobs.attempt(cell.path, cell.config)
     assert said == f"ZeroDivisionError: by zero; for more run: feddumap resume {cell.path}"
 
 
@@ -331,7 +333,7 @@ def test_a_dry_run_writes_nothing(write: Write, grid: Command, tmp_path: Path) -
 
 
 def test_the_time_left(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_jobs, "cores", lambda: 2)
+    monkeypatch.setattr(jobs, "cores", lambda: 2)
     one, two, three = cells(write({"run.seed": [1, 2, 3]}, train={"rounds": 10}), tmp_path)
     plan = [(one, State("finished", 10, 4.0)), (two, State("interrupted", 5, 2.0)), (three, State("new"))]
     # 5 rounds of 2 s, and 10 of the median of 4 and 2: 40 s of work, but 30 s of it are one cell's
@@ -359,7 +361,7 @@ def test_a_process_tells_what_went_wrong(write: Write, tmp_path: Path) -> None:
     (cell,) = cells(write({"run.seed": [1]}), tmp_path / "out")
     interrupted(cell.config, cell.path, 1)
     (cell.path / "split.safetensors").write_bytes(b"")
-    with grid_jobs.Processes() as processes:
+    with jobs.Processes() as processes:
         said = processes.run(cell.path, cell.config)
     assert said is not None
     assert said.startswith(f"cannot read {cell.path / 'split.safetensors'}")

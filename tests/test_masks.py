@@ -16,23 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from feddumap import api
-from feddumap.cohort.desk import LocalCohort
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.messages import Answer, Broadcast, Question, ServerState, Tensors, Upload
+from feddumap.core.rng import stream
+from feddumap.core.sampling import select
+from feddumap.core.tensors import digest
+from feddumap.engine.local import LocalCohort
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, build, initialise
 from feddumap.pruning import rates
 from feddumap.pruning.masks import largest, maskable, put_on
-from feddumap.runs import read_checkpoint
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream
-from feddumap.selection import select
-from feddumap.tensors import digest
+from feddumap.runs.directory import read_checkpoint
+from feddumap.system.determinism import exact_math
 from feddumap.training.loop import fit
 from feddumap.training.model import Kernels, make
-from feddumap.training.optimizers import Rule, masked, momentum, sgd
+from feddumap.training.optimizers import UpdateRule, masked, momentum, sgd
 from feddumap.training.samples import batches
-from feddumap.types import Answer, Broadcast, Question, ServerState, Tensors, Upload
 from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
 
@@ -194,7 +194,7 @@ def test_training_inside_a_mask_equals_masked_gradients(home: object) -> None:
 
 @both_kernels
 @pytest.mark.parametrize("rule", [sgd(), momentum(0.8)])
-def test_a_mask_that_keeps_all_changes_no_bit(rule: Rule, kernels: Kernels) -> None:
+def test_a_mask_that_keeps_all_changes_no_bit(rule: UpdateRule, kernels: Kernels) -> None:
     shape = architecture("lenet", 10)
     weights = initialise(shape, 3)
     everything = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in weights.items()}

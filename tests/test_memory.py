@@ -18,18 +18,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from feddumap import api, files
-from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.messages import Broadcast, Tensors
+from feddumap.core.rng import stream
+from feddumap.core.tensors import all_finite, digest
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.device.state import FileStore, InMemoryStore, StateStore
+from feddumap.engine.local import Evaluator, LocalCohort
+from feddumap.engine.rounds import broadcast_of
 from feddumap.errors import FeddumapError
-from feddumap.memory import Drawer, Memory, Shelf
+from feddumap.methods.recipes import compose
 from feddumap.models import network
-from feddumap.rounds import broadcast_of
-from feddumap.runs import read_checkpoint
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream
-from feddumap.tensors import all_finite, digest
-from feddumap.types import Broadcast, Tensors
+from feddumap.runs.directory import read_checkpoint
+from feddumap.system import atomic_files
+from feddumap.system.determinism import exact_math
 from tests.conftest import small
 from tests.test_baselines import averaged, taken, walk
 
@@ -45,9 +49,11 @@ def message_of(run: api.Run, controls: Tensors) -> Broadcast:
     return replace(broadcast_of(run.state, run.config), extra={f"c/{n}": c for n, c in controls.items()})
 
 
-def cohort_of(run: api.Run, memory: Memory) -> LocalCohort:
-    desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed))
-    return LocalCohort(desk, Examiner(run.dataset, run.config), memory)
+def cohort_of(run: api.Run, memory: StateStore) -> LocalCohort:
+    desk = Executor(
+        run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)
+    )
+    return LocalCohort(desk, Evaluator(run.dataset, run.config), memory)
 
 
 def remembered(folder: Path) -> dict[int, tuple[int, str]]:
@@ -68,7 +74,7 @@ def test_a_device_of_scaffold_equals_option_two(home: object) -> None:
     x = run.state.weights
     generator = torch.Generator().manual_seed(0)
     c, own = ({n: torch.randn(t.shape, generator=generator) / 50 for n, t in x.items()} for _ in range(2))
-    shelf = Shelf()
+    shelf = InMemoryStore()
     shelf.keep(3, -1, {f"c/{name}": tensor for name, tensor in own.items()})
     with exact_math():
         (upload,) = cohort_of(run, shelf).train(message_of(run, c), [3])
@@ -137,9 +143,9 @@ def piece(value: int) -> Tensors:
     return {"v": torch.tensor([value])}
 
 
-@pytest.mark.parametrize("kind", [Shelf, Drawer])
+@pytest.mark.parametrize("kind", [InMemoryStore, FileStore])
 def test_the_newest_memory_from_before(kind: Any, tmp_path: Path) -> None:
-    memory: Memory = kind() if kind is Shelf else kind(tmp_path / "devices")
+    memory: StateStore = kind() if kind is InMemoryStore else kind(tmp_path / "devices")
     assert memory.recall(0, 9) == {}
     memory.keep(0, 2, piece(20))
     memory.keep(0, 5, piece(50))
@@ -157,7 +163,7 @@ State = dict[int, int]
 """What each device ought to remember."""
 
 
-def live(memory: Memory, state: State, number: int, devices: list[int], serial: Iterator[int]) -> State:
+def live(memory: StateStore, state: State, number: int, devices: list[int], serial: Iterator[int]) -> State:
     """A round: each device finds what it ought to, and keeps something new."""
     for device in devices:
         assert memory.recall(device, number) == expected(state, device), (number, device)
@@ -183,13 +189,13 @@ def test_whatever_a_kept_checkpoint_needs_stays(
     that is lost, the one before. A round has the same devices in every life; what they keep is another."""
     serial = count()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "sync", lambda _: None)
+        patch.setattr(atomic_files, "sync", lambda _: None)
         folder = Path(name) / "devices"
         saved: dict[int, tuple[State, dict[str, int]]] = {0: ({}, {})}
         for rounds, more, lost in lives:
             if lost and len(saved) > 1:
                 del saved[max(saved)]
-            start, drawer = max(saved), Drawer(folder)
+            start, drawer = max(saved), FileStore(folder)
             end = min(start + rounds, len(chosen) - 1)
             state, needed = saved[start]
             drawer.verify(needed)
@@ -202,7 +208,7 @@ def test_whatever_a_kept_checkpoint_needs_stays(
                     saved = {n: saved[n] for n in sorted(saved)[-2:]}
                     drawer.tidy(min(saved))
             live(drawer, state, end, chosen[end][:more], serial)
-        drawer, last = Drawer(folder), max(saved)
+        drawer, last = FileStore(folder), max(saved)
         drawer.tidy(last)
         for device in range(4):
             assert drawer.recall(device, last) == expected(saved[last][0], device)
@@ -213,7 +219,7 @@ def test_whatever_a_kept_checkpoint_needs_stays(
 @settings(max_examples=60)
 @given(chosen, st.lists(st.integers(0, 3), max_size=12))
 def test_a_shelf_bears_a_round_done_again(chosen: list[list[int]], broken: list[int]) -> None:
-    shelf, serial = Shelf(), count()
+    shelf, serial = InMemoryStore(), count()
     state: State = {}
     for number, (devices, part) in enumerate(zip(chosen, broken, strict=False)):
         live(shelf, state, number, devices[:part], serial)  # left in the middle
@@ -311,19 +317,19 @@ def test_a_damaged_memory_is_named(killed: Path, tmp_path: Path, damage: Any) ->
     said: list[str] = []
     api.resume(killed, workers=1, say=said.append).close()
     assert re.search(r"cannot read .*/devices/00000\d-00000\d\.safetensors, the memory of device", said[-1])
-    drawer = Drawer(tmp_path / "other")
+    drawer = FileStore(tmp_path / "other")
     drawer.keep(1, 0, {"c/w": torch.ones(3)})
     (path,) = (tmp_path / "other").iterdir()
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(FeddumapError, match=r"cannot read .*000001-000000.*start the run anew under another"):
         drawer.recall(1, 1)
     (tmp_path / "other" / "000002-000000 (copy).safetensors").write_bytes(b"")
-    assert Drawer(tmp_path / "other").recall(2, 1) == {}  # not one of ours
+    assert FileStore(tmp_path / "other").recall(2, 1) == {}  # not one of ours
 
 
 @pytest.mark.parametrize("odd", [{"c/conv1.bias": torch.zeros(7)}, {"c/conv9.bias": torch.zeros(6)}])
 def test_a_memory_of_another_form_is_refused(home: object, odd: Tensors) -> None:
-    run, shelf = api.start(config()), Shelf()
+    run, shelf = api.start(config()), InMemoryStore()
     message = message_of(run, run.state.weights)
     good = {f"c/{name}": torch.zeros_like(tensor) for name, tensor in run.state.weights.items()}
     shelf.keep(1, -1, good)
@@ -335,7 +341,7 @@ def test_a_memory_of_another_form_is_refused(home: object, odd: Tensors) -> None
 
 def test_what_is_not_finite_is_not_kept(home: object) -> None:
     """A device that diverges goes on with the memory it had."""
-    run, shelf = api.start(config()), Shelf()
+    run, shelf = api.start(config()), InMemoryStore()
     message = message_of(run, {name: torch.zeros_like(tensor) for name, tensor in run.state.weights.items()})
     kept = []
     for number, lr in enumerate((0.05, 1e30, 0.05)):

@@ -17,18 +17,22 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddumap import api, menu, recipes
-from feddumap.algorithm import mean_of_uploads
-from feddumap.cohort.desk import Desk, LocalCohort, SplitHoldings
+from feddumap import run as api
 from feddumap.config import Config
-from feddumap.device.reports import label_counts, output_bias_gradient
+from feddumap.core.algorithm import mean_of_uploads
+from feddumap.core.messages import Answer, Broadcast, Question, Upload
+from feddumap.core.tensors import all_finite, digest
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.device.surveys import label_counts, output_bias_gradient
+from feddumap.engine.local import LocalCohort
+from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
+from feddumap.methods import recipes, registry
+from feddumap.methods.recipes import compose
 from feddumap.models import network
-from feddumap.rounds import broadcast_of, take_census
-from feddumap.runtime import exact_math
-from feddumap.tensors import all_finite, digest
+from feddumap.system.determinism import exact_math
 from feddumap.training.samples import Samples, to_input
-from feddumap.types import Answer, Broadcast, Question, Upload
 from tests.conftest import small
 
 QUICK: dict[str, Any] = {
@@ -52,8 +56,8 @@ def short_lessons() -> Iterator[None]:
         yield
 
 
-NAMES = sorted(menu.RECIPES)
-KEYS = [(name, key) for name in NAMES for key, *_ in menu.keys(name)]
+NAMES = sorted(registry.RECIPES)
+KEYS = [(name, key) for name in NAMES for key, *_ in registry.keys(name)]
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -63,7 +67,7 @@ def tiny(**sections: dict[str, Any]) -> Config:
 
 
 def config_of(name: str, **sections: dict[str, Any]) -> Config:
-    known = {key for key, *_ in menu.keys(name)}
+    known = {key for key, *_ in registry.keys(name)}
     quick = {key: value for key, value in QUICK.items() if key in known}
     return tiny(method={"name": name, **quick}).replace(**sections)
 
@@ -130,7 +134,7 @@ def test_one_device_is_its_own_mean(home: object, name: str) -> None:
     if name in OTHERWISE:
         return
     message = replace(broadcast_of(run.state, run.config), extra=algorithm.send(run.state))
-    desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
+    desk = Executor(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
     with exact_math():
         upload, _ = desk.train(message, 3, {})
     merged = algorithm.aggregate([upload], None)  # type: ignore[arg-type]
@@ -206,15 +210,15 @@ def test_no_more_is_sent_than_with_fedavg(home: object, name: str) -> None:
 def test_unknown_keys_are_refused_by_name(home: object, name: str) -> None:
     with pytest.raises(FeddumapError, match=r"unknown key '?method\.wrong_key"):
         api.start(small(method={"name": name, "wrong_key": 1}))
-    for key in {key for key, *_ in menu.keys(name)} - {"c", "rate"}:  # one letter more is near another
+    for key in {key for key, *_ in registry.keys(name)} - {"c", "rate"}:  # one letter more is near another
         with pytest.raises(FeddumapError, match=rf"method\.{key}x: did you mean method\.{key}\?"):
-            menu.resolve(small(method={"name": name, f"{key}x": 1}).method)
+            registry.resolve(small(method={"name": name, f"{key}x": 1}).method)
 
 
 @pytest.mark.parametrize(("name", "key"), KEYS)
 def test_ill_typed_keys_are_refused_by_name(name: str, key: str) -> None:
     with pytest.raises(FeddumapError, match=rf"method\.{key} = \{{'no': 1\}}: \w+"):
-        menu.resolve(small(method={"name": name, key: {"no": 1}}).method)
+        registry.resolve(small(method={"name": name, key: {"no": 1}}).method)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +239,14 @@ def test_ill_typed_keys_are_refused_by_name(name: str, key: str) -> None:
 )
 def test_values_out_of_range_are_refused_by_name(name: str, key: str, value: Any) -> None:
     with pytest.raises(FeddumapError, match=rf"method\.{key} = {value!r}: "):
-        menu.resolve(small(method={"name": name, key: value}).method)
+        registry.resolve(small(method={"name": name, key: value}).method)
 
 
 @every
 def test_every_method_and_key_is_described(name: str) -> None:
-    assert menu.RECIPES[name].summary.endswith((".", ")."))
-    defaults = menu.resolve(small(method={"name": name}).method).settings
-    for key, kind, default, description in menu.keys(name):
+    assert registry.RECIPES[name].summary.endswith((".", ")."))
+    defaults = registry.resolve(small(method={"name": name}).method).settings
+    for key, kind, default, description in registry.keys(name):
         assert kind, key
         assert description, key
         assert defaults.get(key) == default
@@ -296,7 +300,9 @@ class Ear:
     """A cohort at one desk that remembers what it was asked and answered."""
 
     def __init__(self, run: api.Run) -> None:
-        self.desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed))
+        self.desk = Executor(
+            run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)
+        )
         self.answers: list[Answer] = []
 
     def survey(self, question: Question, message: Broadcast, devices: Sequence[int]) -> list[Answer]:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap import models
+from feddumap.core.messages import Architecture
 from feddumap.errors import FeddumapError
 from feddumap.models import cost
-from feddumap.types import Architecture
 
 FAMILIES = ("cnn", "lenet", "vgg11", "resnet18")
 

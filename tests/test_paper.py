@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from feddumap import cli
+from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
-from feddumap.grid import choices
-from feddumap.menu import RECIPES, resolve
+from feddumap.methods.registry import RECIPES, resolve
 from feddumap.paper.item import METRICS, Against, Item, every, find, load
-from feddumap.paper.naming import by_configuration, cells, flat
 from feddumap.paper.results import Finding, Measured, Results, Row, compare, finding, select
-from feddumap.paper.view import document
+from feddumap.paper.run_names import by_configuration, cells, flat
+from feddumap.paper.tables import document
 from feddumap.paper.words import SYMBOLS
-from feddumap.report.compare import Figures
+from feddumap.report.statistics import Figures
+from feddumap.sweep.grid import choices
 
 ROOT = Path(__file__).parents[1]
 ITEMS = every()
@@ -214,7 +214,7 @@ def test_items_share_runs_by_their_configuration(home: Path, tmp_path: Path) -> 
 
 def test_a_name_is_the_configuration(home: Path, tmp_path: Path) -> None:
     def name(**sections: dict[str, Any]) -> str:
-        from feddumap import api
+        from feddumap import run as api
 
         sections = {"data": {"name": "digits"}, "model": {"name": "lenet"}, **sections}
         return by_configuration({}, api.start(sections).config)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddumap.config import DataConfig
-from feddumap.data.divergence import divergence, non_iid_degree
+from feddumap.core.rng import stream
+from feddumap.data.label_mix import divergence, non_iid_degree
 from feddumap.data.partition import Split, resolve, split, wanted_by_server
 from feddumap.errors import FeddumapError
-from feddumap.seeds import stream
 
 KINDS = ("shards", "iid", "dirichlet")
 

@@ -16,17 +16,20 @@ import numpy as np
 import pytest
 import torch
 
-from feddumap import api
-from feddumap.cohort import pool as pool_module
-from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
-from feddumap.cohort.pool import Pool
-from feddumap.cohort.region import Region
+from feddumap import run as api
+from feddumap.core.messages import Question
+from feddumap.core.tensors import digest
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.device.state import InMemoryStore
+from feddumap.engine import pool as pool_module
+from feddumap.engine.local import Evaluator, LocalCohort
+from feddumap.engine.pool import Pool
+from feddumap.engine.rounds import broadcast_of
+from feddumap.engine.shared_memory import Region
 from feddumap.errors import FeddumapError
-from feddumap.memory import Shelf
-from feddumap.rounds import broadcast_of
-from feddumap.runtime import exact_math
-from feddumap.tensors import digest
-from feddumap.types import Question
+from feddumap.methods.recipes import compose
+from feddumap.system.determinism import exact_math
 from tests.conftest import small
 
 
@@ -37,16 +40,16 @@ def run(home: Path) -> api.Run:
 
 @pytest.fixture
 def pool(run: api.Run) -> Iterator[Pool]:
-    made = Pool(run.config, run.dataset.folder, run.split, len(run.dataset.test_labels), 2, Shelf())
+    made = Pool(run.config, run.dataset.folder, run.split, len(run.dataset.test_labels), 2, InMemoryStore())
     yield made
     made.close()
 
 
 def local(run: api.Run) -> LocalCohort:
     return LocalCohort(
-        Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed)),
-        Examiner(run.dataset, run.config),
-        Shelf(),
+        Executor(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)),
+        Evaluator(run.dataset, run.config),
+        InMemoryStore(),
     )
 
 
@@ -156,10 +159,10 @@ def test_results_in_flight_are_bounded(run: api.Run, pool: Pool) -> None:
 def test_workers_end_with_their_parent(home: Path, tmp_path: Path) -> None:
     """A parent killed by SIGKILL leaves no process behind, even in the middle of a device."""
     script = (
-        "from feddumap import api\nfrom tests.conftest import small\n"
+        "from feddumap import run as api\nfrom tests.conftest import small\n"
         "run = api.start(small(run={'workers': 2}, train={'epochs': 500, 'rounds': 1}))\n"
         "engine = run._engine()\nprint(*engine.pids, flush=True)\n"
-        "from feddumap.rounds import broadcast_of\n"
+        "from feddumap.engine.rounds import broadcast_of\n"
         "list(engine.train(broadcast_of(run.state, run.config), [0, 1]))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -189,7 +192,7 @@ def test_closing_in_the_middle_of_a_job(run: api.Run) -> None:
         run.split,
         len(run.dataset.test_labels),
         2,
-        Shelf(),
+        InMemoryStore(),
     )
     uploads = made.train(broadcast_of(run.state, run.config), [0, 1, 2, 3, 4])
     threading.Timer(3, made.close).start()

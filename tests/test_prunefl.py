@@ -14,26 +14,29 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddumap import api
-from feddumap.cohort.desk import Desk, Examiner, LocalCohort, SplitHoldings
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.clock import PaperClock, Work
+from feddumap.core.messages import Answer, Tensors
+from feddumap.core.rng import stream
+from feddumap.core.sampling import select
+from feddumap.core.tensors import digest
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.device.state import InMemoryStore
+from feddumap.engine.local import Evaluator, LocalCohort
+from feddumap.engine.rounds import broadcast_of
 from feddumap.errors import FeddumapError
-from feddumap.fleet import PaperClock, Work
-from feddumap.memory import Shelf
+from feddumap.methods import prunefl
+from feddumap.methods.prunefl import Search, adjustment, round_costs, unpacked
+from feddumap.methods.recipes import compose
 from feddumap.models import architecture, initialise, network
-from feddumap.pruning import prunefl
-from feddumap.pruning.adjust import Costs, adjust, costs_of, share_at, swap
+from feddumap.pruning.adjustment import Costs, adjust, costs_of, share_at, swap
 from feddumap.pruning.masks import within
-from feddumap.pruning.prunefl import Search, adjustment, round_costs, unpacked
-from feddumap.rounds import broadcast_of
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream
-from feddumap.selection import select
-from feddumap.tensors import digest
+from feddumap.system.determinism import exact_math
 from feddumap.training.evaluation import Score
 from feddumap.training.model import Kernels, make
 from feddumap.training.samples import batches
-from feddumap.types import Answer, Tensors
 from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
 
@@ -170,8 +173,11 @@ def test_a_device_reports_the_squares_of_its_rounds(home: object) -> None:
     mask = {name: torch.rand(run.state.weights[name].shape, generator=generator) < 0.5 for name in SIZES}
     state = replace(run.state, weights=within(run.state.weights, mask), mask=mask)
     left = FULL - sum(int((~kept).sum()) for kept in mask.values())
-    desk, shelf = Desk(run.config, SplitHoldings(run.dataset, run.split, 777)), Shelf()
-    cohort = LocalCohort(desk, Examiner(run.dataset, run.config), shelf)
+    desk, shelf = (
+        Executor(run.config, SplitHoldings(run.dataset, run.split, 777), compose(run.config)),
+        InMemoryStore(),
+    )
+    cohort = LocalCohort(desk, Evaluator(run.dataset, run.config), shelf)
     sums = [squared(run, state.weights, 2, number, mask) for number in range(4)]
     for number, since in enumerate((0, 0, 0, 3)):
         message = broadcast_of(replace(state, round=number), run.config)

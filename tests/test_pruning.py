@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddumap import models
+from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import parameter_names
 from feddumap.pruning import ranks
-from feddumap.pruning.cut import Cut, plan
-from feddumap.pruning.graph import prunable
+from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import dropped, layer_rates, node_weights, threshold
+from feddumap.pruning.removal import Cut, plan
 from feddumap.training.model import Kernels, TorchModel, make
 from feddumap.training.samples import Samples, to_input
-from feddumap.types import Architecture, ServerState, Tensors
 from tests.conftest import both_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.models import architecture, initialise, network
-from feddumap.training.quick import convolve, quick, seen, unrolled
+from feddumap.training.convolutions import convolve, quick, seen, unrolled
 
 CASES = [  # images, inputs, outputs, side, kernel, stride, padding, groups
     (3, 4, 5, 9, 3, 1, 0, 1),

@@ -17,15 +17,16 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from feddumap import api
-from feddumap.cli import app
+from feddumap import run as api
+from feddumap.cli.main import app
 from feddumap.errors import FeddumapError
-from feddumap.report import page, static
-from feddumap.report.gather import Recorded, find, series
+from feddumap.report import figures
+from feddumap.report.label_mixes import Mix, mixes
 from feddumap.report.lines import lines
-from feddumap.report.mixes import Mix, mixes
-from feddumap.report.sections import content
-from feddumap.runs import read_records
+from feddumap.report.page import document
+from feddumap.report.page.sections import content
+from feddumap.report.series import Recorded, find, series
+from feddumap.runs.directory import read_records
 from tests.conftest import small
 from tests.report_runs import ROUNDS, again, make, write_records
 
@@ -62,7 +63,7 @@ def data_in(text: str) -> Any:
 
 
 def page_of(runs: list[Recorded]) -> str:
-    return page.html(content("title", runs))
+    return document.html(content("title", runs))
 
 
 def test_every_run_and_section_is_there(text: str, runs: Path) -> None:
@@ -160,8 +161,8 @@ def test_figures_are_valid_and_the_same_again(made: Path, runs: Path) -> None:
             assert root.tag == "{http://www.w3.org/2000/svg}svg"
             assert "<dc:date>" not in path.read_text()
     value = content("again", find([runs]))
-    drawings = static.drawings(value.lines, value.charts, value.pruned, [])
-    png, svg = static.files(drawings["server-alpha"])
+    drawings = figures.drawings(value.lines, value.charts, value.pruned, [])
+    png, svg = figures.files(drawings["server-alpha"])
     assert (made / "figures" / "server-alpha.svg").read_bytes() == svg
     assert (made / "figures" / "server-alpha.png").read_bytes() == png
 
@@ -176,7 +177,7 @@ def test_every_figure_that_the_page_names_exists(made: Path, text: str) -> None:
 def test_the_page_alone(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures for a paper there are none to point to, and nothing is needed to draw them."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "feddumap.report.static", raising=False)
+    monkeypatch.delitem(sys.modules, "feddumap.report.figures", raising=False)
     result = CliRunner().invoke(app, ["report", str(runs), "--out", str(tmp_path / "page"), "--no-figures"])
     assert result.exit_code == 0, result.output
     assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
@@ -236,7 +237,7 @@ def test_names_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
     (run,) = find([tmp_path])
     other = Recorded(run.path, run.config.replace(model={"name": evil}), run.records, finished=False)
     value = content(evil, [run, other])
-    text = page.html(value)
+    text = document.html(value)
     assert evil not in text
     assert "<i>" not in text
     assert "<b>" not in text.split("<script>")[0]
@@ -245,7 +246,7 @@ def test_names_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
     assert found.scripts == 3
     label = data_in(text)["lines"][1]["label"]
     assert label == "feddumap &lt;/script&gt;&lt;b&gt;x&lt;/b&gt;&amp;$a$"
-    _, svg = static.files(static.drawings(value.lines, value.charts, [], [])["cost-down"])
+    _, svg = figures.files(figures.drawings(value.lines, value.charts, [], [])["cost-down"])
     ElementTree.fromstring(svg)
 
 
@@ -263,8 +264,8 @@ def test_a_run_without_an_evaluation(runs: Path, tmp_path: Path) -> None:
     records = [{**record, "accuracy": None, "loss": None} for record in read_records(tmp_path / "run")]
     write_records(tmp_path / "run", records)
     value = content("title", find([tmp_path]))
-    assert data_in(page.html(value))["lines"][0]["accuracy"]["mean"] == {"round": []}
-    assert static.files(static.drawings(value.lines, value.charts, [], [])["accuracy-time"])[0]
+    assert data_in(document.html(value))["lines"][0]["accuracy"]["mean"] == {"round": []}
+    assert figures.files(figures.drawings(value.lines, value.charts, [], [])["accuracy-time"])[0]
 
 
 def test_data_that_is_not_in_the_cache(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,10 +294,10 @@ def test_a_hundred_of_many_devices(home: Path, tmp_path: Path) -> None:
 def test_what_is_missing_is_said(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FeddumapError, match="is a file: give the name of a folder"):
-        page.write(tmp_path / "file", content("title", find([runs])), lambda *_: None)
+        document.write(tmp_path / "file", content("title", find([runs])), lambda *_: None)
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(FeddumapError, match=r"plotly.* is not installed: pip install 'feddumap\[report\]'"):
-        page.needed()
+        document.needed()
 
 
 def test_the_page_is_opened_when_asked(
@@ -304,7 +305,7 @@ def test_the_page_is_opened_when_asked(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)))
-    monkeypatch.setattr(page, "write", lambda folder, *_, **__: folder / "index.html")
+    monkeypatch.setattr(document, "write", lambda folder, *_, **__: folder / "index.html")
     result = CliRunner().invoke(app, ["report", str(runs / "fedavg-1"), "--out", str(tmp_path), "--open"])
     assert opened == [(tmp_path / "index.html").as_uri()]
     assert "no browser was found" in result.output

@@ -11,20 +11,22 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddumap import api
-from feddumap.cohort.desk import Desk, SplitHoldings
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.clock import Timing
+from feddumap.core.messages import MissingUpload, Question, Tensors, Upload
+from feddumap.core.rng import stream
+from feddumap.core.sampling import select
+from feddumap.core.tensors import all_finite, digest, same_form, weighted_mean
 from feddumap.data.dataset import Dataset
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.engine.rounds import UploadFilter, broadcast_of, take_census
 from feddumap.errors import FeddumapError
-from feddumap.fleet import Timing
+from feddumap.methods.recipes import compose
 from feddumap.models import network
-from feddumap.rounds import Gate, broadcast_of, take_census
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream
-from feddumap.selection import select
-from feddumap.tensors import all_finite, digest, same_form, weighted_mean
+from feddumap.system.determinism import exact_math
 from feddumap.training.samples import Samples, batches
-from feddumap.types import Loss, Question, Tensors, Upload
 from tests.conftest import small
 
 
@@ -157,12 +159,12 @@ def test_a_round_nobody_finishes_keeps_the_model(home: object) -> None:
     assert len(run.records[0]["dropped"]) == 3
 
 
-def gate_with(run: api.Run, *changes: Tensors) -> tuple[Gate, list[Upload]]:
+def gate_with(run: api.Run, *changes: Tensors) -> tuple[UploadFilter, list[Upload]]:
     message = broadcast_of(run.state, run.config)
     uploads = [
         Upload(device, 0, 10, 1, {**message.weights, **change}) for device, change in enumerate(changes)
     ]
-    return Gate(message, Timing(1.0, tuple(range(len(changes))), ()), lambda *_: None), uploads
+    return UploadFilter(message, Timing(1.0, tuple(range(len(changes))), ()), lambda *_: None), uploads
 
 
 def test_a_model_with_nan_is_left_out_and_named(home: object) -> None:
@@ -177,13 +179,13 @@ def test_a_model_with_nan_is_left_out_and_named(home: object) -> None:
 def test_a_lost_upload_is_left_out_and_named(home: object) -> None:
     run = api.start(small())
     gate, (first, _, third) = gate_with(run, {}, {}, {})
-    passed = list(gate.admit([first, Loss(1, "it did not answer"), third]))
+    passed = list(gate.admit([first, MissingUpload(1, "it did not answer"), third]))
     assert [upload.device for upload in passed] == [0, 2]
     assert [receipt.device for receipt in gate.receipts] == [0, 2]
     assert gate.metrics({}) == {"lost": {"1": "it did not answer"}}
     gate, _ = gate_with(run, {}, {})
     with pytest.raises(FeddumapError, match=r"none of 2 devices sent a model .*\(device 0: gone\)"):
-        list(gate.admit([Loss(0, "gone"), Loss(1, "late")]))
+        list(gate.admit([MissingUpload(0, "gone"), MissingUpload(1, "late")]))
 
 
 def test_when_all_diverge_the_run_says_so(home: object) -> None:
@@ -215,7 +217,9 @@ def test_forms_and_finiteness() -> None:
 
 def test_census_tells_labels_only_when_asked(digits: Dataset) -> None:
     run = api.start(small())
-    desk = Desk(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed))
+    desk = Executor(
+        run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)
+    )
     message = broadcast_of(run.state, run.config)
     assert desk.answer(Question("census"), message, 2).values == {"samples": len(run.split.device(2))}
     with exact_math():

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from feddumap import api, files
+from feddumap import run as api
 from feddumap.config import Config
-from feddumap.curves import accuracies, reached, smooth
+from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.runs import RunDirectory, read_checkpoint, read_records
-from feddumap.tensors import digest
+from feddumap.runs.directory import RunDirectory, read_checkpoint, read_records
+from feddumap.runs.summary import accuracies, reached, smooth
+from feddumap.system import atomic_files
 from tests.conftest import small
 
 
@@ -291,7 +292,7 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     """The write of a later checkpoint fails: the earlier ones stay, no temporary file does."""
     directory, config = whole
-    real, calls = files.sync, 0
+    real, calls = atomic_files.sync, 0
 
     def full(path: Path) -> None:
         nonlocal calls
@@ -300,12 +301,12 @@ def test_a_full_disk_loses_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         real(path)
 
-    monkeypatch.setattr(files, "sync", full)
+    monkeypatch.setattr(atomic_files, "sync", full)
     run = api.start(config, tmp_path / "part")
     with pytest.raises(OSError, match="No space left"):
         run.run()
     run.close()
-    monkeypatch.setattr(files, "sync", real)
+    monkeypatch.setattr(atomic_files, "sync", real)
     assert not list((tmp_path / "part").glob("*.tmp"))
     assert not list((tmp_path / "part").glob(".*.tmp"))
     api.resume(tmp_path / "part").run().close()
@@ -318,7 +319,7 @@ def test_a_directory_that_cannot_be_made_whole_is_not_left_behind(
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(files, "sync", full)
+    monkeypatch.setattr(atomic_files, "sync", full)
     with pytest.raises(OSError, match="No space left"):
         api.start(small(), tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import macs
-from feddumap.runs import read_records
-from feddumap.story import show, story
+from feddumap.runs.directory import read_records
+from feddumap.runs.inspect import describe, show
 from tests.conftest import small
 
 
@@ -23,7 +23,7 @@ def run_path(home: Path, tmp_path: Path) -> Path:
 
 
 def test_the_story_tells_what_was_removed_and_saved(run_path: Path) -> None:
-    value = json.loads(json.dumps(story(run_path)))
+    value = json.loads(json.dumps(describe(run_path)))
     records = read_records(run_path)
     assert (value["rounds"], value["of"], value["finished"]) == (4, 4, True)
     (pruning,) = value["prunings"]
@@ -42,7 +42,7 @@ def test_the_story_tells_what_was_removed_and_saved(run_path: Path) -> None:
 
 
 def test_the_story_is_shown(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(story(run_path))
+    show(describe(run_path))
     printed = capsys.readouterr().out
     assert "Pruned after 2 rounds at the global rate 0.600" in printed
     for word in ("conv1", "conv2", "multiply-adds", "virtual seconds a round", "tau_eff"):
@@ -54,7 +54,7 @@ def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[st
     records[1]["lost"] = {"4": "it did not answer within 8 s"}
     records[3]["lost"] = {str(device): f"reason {device}" for device in range(12)}
     (run_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    value = story(run_path)
+    value = describe(run_path)
     assert value["lost"][0] == {"round": 1, "device": 4, "reason": "it did not answer within 8 s"}
     assert len(value["lost"]) == 13
     show(value)
@@ -67,11 +67,11 @@ def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:
     run = api.start(small(train={"rounds": 40}), tmp_path / "run")
     with pytest.raises(FeddumapError, match="has no finished round yet"):
-        story(tmp_path / "run")
+        describe(tmp_path / "run")
     rounds = iter(run)
     for _ in range(12):
         next(rounds)
-    value = story(tmp_path / "run")
+    value = describe(tmp_path / "run")
     rounds.close()  # type: ignore[attr-defined]
     run.close()
     assert (value["rounds"], value["finished"], value["prunings"]) == (12, False, [])
@@ -79,4 +79,4 @@ def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None
     assert len(value["curve"]) == 10
     assert (value["curve"][0]["round"], value["curve"][-1]["round"]) == (0, 11)
     with pytest.raises(FeddumapError, match="is not a run directory"):
-        story(tmp_path)
+        describe(tmp_path)

@@ -15,10 +15,12 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
     EventAccumulator as WatchingAccumulator,
 )
 
-from feddumap import api, cli, grid
+from feddumap import run as api
+from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
-from feddumap.events import Events
-from feddumap.runs import read_config, read_records
+from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.tensorboard import Events
+from feddumap.sweep import grid
 from tests.conftest import small
 
 ON: dict[str, Any] = {"tensorboard": True}

@@ -7,14 +7,15 @@ import io
 import pytest
 from rich.console import Console
 
-from feddumap import api, terminal
-from feddumap.terminal import Pace
+from feddumap import run as api
+from feddumap.system import console
+from feddumap.system.console import Pace
 from tests.conftest import small
 
 
 def test_pace_estimates_from_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
     pace = Pace()
     assert pace("pruning rates", 0, 10) == "pruning rates 0/10"
     now = 108.0
@@ -27,8 +28,8 @@ def test_pace_estimates_from_what_was_done(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_terminal_gets_a_live_line(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(terminal, "out", Console(file=screen, force_terminal=True, width=120))
-    terminal.follow(api.start(small(method={"name": "feddu"})), "mine")
+    monkeypatch.setattr(console, "out", Console(file=screen, force_terminal=True, width=120))
+    console.follow(api.start(small(method={"name": "feddu"})), "mine")
     shown = screen.getvalue()
     assert "mine round 3/3" in shown
     assert "accuracy" in shown
@@ -37,7 +38,7 @@ def test_a_terminal_gets_a_live_line(home: object, monkeypatch: pytest.MonkeyPat
 
 def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(terminal, "out", Console(file=screen, width=120))
+    monkeypatch.setattr(console, "out", Console(file=screen, width=120))
     one = {
         "method": "fedavg",
         "accuracy": {"final": 0.5, "mean10": 0.4},
@@ -49,7 +50,7 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         "bytes_up": 10_000_000,
     }
     two = {**one, "method": "feddumap", "clock": 80.0, "macs": 3000, "targets": {"0.4": None, "0.6": None}}
-    terminal.side_by_side([one, two])
+    console.side_by_side([one, two])
     rows = {
         line.split("│")[1].strip(): line.split("│")[2:-1]
         for line in screen.getvalue().splitlines()

@@ -13,22 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.messages import Tensors
+from feddumap.core.rng import stream, torch_stream
+from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
-from feddumap.runs import read_config
-from feddumap.runtime import exact_math
-from feddumap.seeds import stream, torch_stream
-from feddumap.story import story
-from feddumap.tensors import digest
+from feddumap.runs.directory import read_config
+from feddumap.runs.inspect import describe
+from feddumap.system.determinism import exact_math
 from feddumap.training.augment import PAD, crop_and_flip, draw, pad
 from feddumap.training.evaluation import Score, chunks, score
 from feddumap.training.kernels import library
 from feddumap.training.loop import fit
 from feddumap.training.model import ChainModel, Kernels, Model, TorchModel, choose_kernels, make
 from feddumap.training.optimizers import (
-    Rule,
+    UpdateRule,
     adam,
     carried_momentum,
     corrected,
@@ -40,7 +41,6 @@ from feddumap.training.optimizers import (
     watched,
 )
 from feddumap.training.samples import Samples, batches, to_input
-from feddumap.types import Tensors
 from tests.conftest import both_kernels, small
 
 
@@ -124,12 +124,12 @@ def half_of(weights: Tensors) -> Tensors:
     return {name: like(weights, 4)[name] > 0 for name in ("conv1.weight", "conv2.weight", "fc1.weight")}
 
 
-def carrying(weights: Tensors, seen: Tensors) -> Rule:
+def carrying(weights: Tensors, seen: Tensors) -> UpdateRule:
     seen.update(like(weights, 1))
     return carried_momentum(0.9, seen)
 
 
-def watching(seen: Tensors) -> Rule:
+def watching(seen: Tensors) -> UpdateRule:
     """Sums what it is shown."""
 
     def see(grads: dict[str, torch.Tensor]) -> None:
@@ -139,7 +139,7 @@ def watching(seen: Tensors) -> Rule:
     return watched(momentum(0.9), see)
 
 
-RULES: dict[str, Callable[[Tensors, Tensors], Rule]] = {
+RULES: dict[str, Callable[[Tensors, Tensors], UpdateRule]] = {
     "sgd": lambda weights, seen: sgd(),
     "momentum": lambda weights, seen: momentum(0.9),
     "carried_momentum": carrying,
@@ -317,7 +317,7 @@ def test_a_run_keeps_its_kernels(home: Path, tmp_path: Path, kernels: Kernels) -
     config = small(train={"rounds": 2, "kernels": kernels})
     expected = api.train(config)
     left = begun(config, tmp_path / "run")
-    assert read_config(left).train.kernels == kernels == story(left)["kernels"]
+    assert read_config(left).train.kernels == kernels == describe(left)["kernels"]
     with pytest.raises(FeddumapError, match="holds this run already"):
         api.start(small(train={"rounds": 2}), left)
     run = api.resume(left)
@@ -364,7 +364,7 @@ def test_a_run_from_before_there_were_kernels_goes_on_with_torch(
     left = old(tmp_path / "run", stack)
     with pytest.raises(FeddumapError, match="holds this run already"):
         api.start(small(train={"rounds": 2}), left)
-    assert story(left)["kernels"] == "torch"
+    assert describe(left)["kernels"] == "torch"
     run = api.resume(left, say=heard.append)
     assert (run.state.round, run.config.train.kernels) == (1, "torch")
     run.run().close()

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddumap import api
-from feddumap.curves import accuracies, smooth
+from feddumap import run as api
+from feddumap.core.tensors import digest
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.errors import FeddumapError
 from feddumap.models import network
-from feddumap.tensors import digest
+from feddumap.runs.summary import accuracies, smooth
 from feddumap.training.samples import to_input
 from tests.conftest import small
 

@@ -18,8 +18,8 @@ from typing import Any
 import engines
 from engines import EMPTY_MODELS, ENGINES, Job
 
-from feddumap import terminal
-from feddumap.files import write_bytes
+from feddumap.system import console
+from feddumap.system.atomic_files import write_bytes
 
 TASKS = ("rounds", "empty", "start")
 TITLES = {"rounds": "a round", "empty": "an empty round", "start": "to the first round's end"}
@@ -48,7 +48,7 @@ def main() -> None:
                 wanted = [{**signature, "task": task, "model": model} for task, model in job.gives]
                 if all(any(one.items() <= old.items() for old in kept) for one in wanted):
                     continue
-                terminal.say(f"repetition {repetition + 1} of {options.repetitions}: {job}")
+                console.say(f"repetition {repetition + 1} of {options.repetitions}: {job}")
                 seconds = bench.measure(job)
                 kept += [{**one, "seconds": seconds[one["task"], one["model"]]} for one in wanted]
                 _save(options.out, versions, kept)
@@ -123,7 +123,7 @@ def _show(rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
     columns = ("", "model", "feddumap", "Flower", "pfl", "pfl, 2 processes")
     shown = [(TITLES[row["task"]], row["model"], *(cell(row, engine) for engine in ENGINES)) for row in rows]
     title = " · ".join(f"{name} {version}" for name, version in versions.items())
-    terminal.table(f"median seconds (times ours) · {title}", columns, shown)
+    console.table(f"median seconds (times ours) · {title}", columns, shown)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddumap.api import Run, resume, start, train
     from feddumap.config import Config
     from feddumap.errors import FeddumapError
+    from feddumap.run import Run, resume, start, train
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Config": "feddumap.config",
     "FeddumapError": "feddumap.errors",
-    "Run": "feddumap.api",
-    "resume": "feddumap.api",
-    "start": "feddumap.api",
-    "train": "feddumap.api",
+    "Run": "feddumap.run",
+    "resume": "feddumap.run",
+    "start": "feddumap.run",
+    "train": "feddumap.run",
 }
 
 __all__ = ["Config", "FeddumapError", "Run", "__version__", "resume", "start", "train"]

@@ -1,5 +1,5 @@
 """`python -m feddumap`."""
 
-from feddumap.cli import main
+from feddumap.cli.main import main
 
 main()

@@ -1,7 +1,7 @@
 """The configuration: sections, keys, defaults (the paper's values) and the errors about them.
 
 The field descriptions are the command line's help. A method's own keys are the parameters of its recipe
-(`feddumap.recipes`), so this file does not know them.
+(`feddumap.methods.recipes`), so this file does not know them.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from feddumap.report import page as report
-from feddumap.report.gather import find
-from feddumap.report.sections import content
-from feddumap.runs import read_records
+from feddumap.report.page import document as report
+from feddumap.report.page.sections import content
+from feddumap.report.series import find
+from feddumap.runs.directory import read_records
 from tests.report_runs import again, make, write_records
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

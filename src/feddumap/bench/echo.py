@@ -1,9 +1,9 @@
 """A method whose devices send back what they got, named `feddumap.bench.echo:echo`."""
 
-from feddumap.algorithm import Algorithm, Plan
+from feddumap.core.algorithm import Algorithm, Plan
+from feddumap.core.messages import Upload
 from feddumap.device.task import Task
 from feddumap.training.samples import Samples
-from feddumap.types import Upload
 
 
 def echo() -> Algorithm:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.bench.workload import Progress, Times, silent
 from feddumap.config import Config
-from feddumap.flower import project, up
+from feddumap.flower.local import project, up
 
 
 def bench_flower(model: str, nodes: int, rounds: int, progress: Progress = silent) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feddumap import api
+from feddumap import run as api
 from feddumap.config import Config
 from feddumap.data import dataset, partition
 from feddumap.data.dataset import Arrays, Dataset
-from feddumap.runtime import cores
+from feddumap.system.determinism import cores
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and the whole."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddumap.errors import FeddumapError
-from feddumap.files import write_text
+from feddumap.system.atomic_files import write_text
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

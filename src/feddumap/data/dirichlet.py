@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from feddumap.seeds import stream
+from feddumap.core.rng import stream
 
 Ints = npt.NDArray[np.int64]
 

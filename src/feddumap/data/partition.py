@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddumap.config import DataConfig
+from feddumap.core.rng import stream
 from feddumap.data.dirichlet import Ints, dirichlet, ranges
 from feddumap.errors import FeddumapError
-from feddumap.seeds import stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from feddumap.algorithm import Plan
 from feddumap.config import Config
+from feddumap.core.algorithm import Plan
+from feddumap.core.messages import Broadcast, Tensors, Upload
+from feddumap.core.rng import stream
+from feddumap.core.tensors import same_form
+from feddumap.device.holdings import Holdings
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import parameter_names
-from feddumap.seeds import stream
-from feddumap.tensors import same_form
 from feddumap.training.model import Model, make
-from feddumap.training.optimizers import Rule, Watch, masked, watched
+from feddumap.training.optimizers import UpdateRule, Watch, masked, watched
 from feddumap.training.samples import Batch, Samples, batches, label_shift
-from feddumap.types import Broadcast, Tensors, Upload
-
-
-class Holdings(Protocol):
-    """The data behind device numbers. Labels can be had without touching an image."""
-
-    def labels(self, device: int) -> np.ndarray: ...
-
-    def samples(self, device: int) -> Samples: ...
-
-    def shared(self, device: int, limit: int) -> Samples:
-        """At most `limit` of the server's samples, which the device was given before the first round."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class Task:
         return stream(self.config.run.seed, purpose, self.broadcast.round, self.device)
 
     def plan(
-        self, model: Model, samples: Samples, rule: Rule, report: Callable[[int], Upload] | None = None
+        self, model: Model, samples: Samples, rule: UpdateRule, report: Callable[[int], Upload] | None = None
     ) -> Plan:
         """Train E epochs over `samples` at this round's learning rate, inside the mask. Then the model is
         what goes up, unless `report` makes something else of it."""

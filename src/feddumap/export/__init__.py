@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from feddumap.export.card import Card
-    from feddumap.export.writing import Written
+    from feddumap.export.metadata import Card
+    from feddumap.export.writer import Written
 
 __all__ = ["load", "write"]
 
@@ -36,9 +36,9 @@ def write(
     `to` is onnx, torchscript, safetensors or executorch. The file is loaded again with its own runtime and
     compared with the model before it gets its name. One that exists is replaced only by `force`.
     """
-    from feddumap.export import writing
+    from feddumap.export import writer
 
-    return writing.write(Path(directory), to, Path(out) if out is not None else None, force, say)
+    return writer.write(Path(directory), to, Path(out) if out is not None else None, force, say)
 
 
 def load(path: str | Path) -> tuple[nn.Module, Card]:

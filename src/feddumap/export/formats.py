@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as tensor_bytes
 from torch import nn
 
+from feddumap.core.messages import Tensors
+from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.export.card import INPUT, KEY, OUTPUT, Card
+from feddumap.export.metadata import INPUT, KEY, OUTPUT, Card
 from feddumap.models import INPUT_SHAPE, network
-from feddumap.tensors import digest
-from feddumap.types import Tensors
 
 Predict = Callable[[torch.Tensor], torch.Tensor]
 JSON_FILE = f"{KEY}.json"

@@ -10,16 +10,17 @@ from typing import TypeVar
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddumap.cohort.desk import Desk
+from feddumap.core.messages import Broadcast
+from feddumap.device.executor import Executor
+from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
-from feddumap.flower import greetings, orders, replies
-from feddumap.flower.greetings import Hello
+from feddumap.flower import handshake, replies, requests
+from feddumap.flower.codec import Refused
+from feddumap.flower.handshake import Hello
 from feddumap.flower.node import Node, accept_gift, holdings_of
-from feddumap.flower.orders import Order
-from feddumap.flower.wire import Refused
-from feddumap.memory import Drawer
-from feddumap.runtime import exact_math
-from feddumap.types import Broadcast
+from feddumap.flower.requests import Order
+from feddumap.methods.recipes import compose
+from feddumap.system.determinism import exact_math
 
 Work = Callable[[RecordDict, Node], RecordDict]
 T = TypeVar("T")
@@ -53,18 +54,18 @@ def _handle(work: Work, state: Path | None, message: Message, context: Context) 
 
 def hello(content: RecordDict, node: Node) -> RecordDict:
     """Who this is."""
-    token = _good(greetings.read_question_who(content))
-    return greetings.pack_hello(Hello(node.device, node.data is not None, node.has_gift(token)))
+    token = _good(handshake.read_question_who(content))
+    return handshake.pack_hello(Hello(node.device, node.data is not None, node.has_gift(token)))
 
 
 def train(content: RecordDict, node: Node) -> RecordDict:
     """A round's training; what the device keeps of it stays in its folder."""
     order, broadcast = _read(content, node)
-    gift = _good(orders.read_gift(content))
+    gift = _good(requests.read_gift(content))
     if gift is not None:
         accept_gift(node, order.token, gift)
-    drawer = Drawer(node.folder(order.token))
-    desk = Desk(order.config, holdings_of(node, order))
+    drawer = FileStore(node.folder(order.token))
+    desk = Executor(order.config, holdings_of(node, order), compose(order.config))
     with exact_math():
         upload, kept = desk.train(broadcast, node.device, drawer.recall(node.device, order.round))
     if kept:
@@ -79,7 +80,7 @@ def survey(content: RecordDict, node: Node) -> RecordDict:
     order, broadcast = _read(content, node)
     if order.question is None:
         raise FeddumapError("the message has no question")
-    desk = Desk(order.config, holdings_of(node, order))
+    desk = Executor(order.config, holdings_of(node, order), compose(order.config))
     with exact_math():
         answer = desk.answer(order.question, broadcast, node.device)
     return replies.pack_answer(answer, order.round)
@@ -87,11 +88,11 @@ def survey(content: RecordDict, node: Node) -> RecordDict:
 
 def _read(content: RecordDict, node: Node) -> tuple[Order, Broadcast]:
     """An order for this device that it may carry out, and only then its tensors."""
-    order = _good(orders.read_order(content))
+    order = _good(requests.read_order(content))
     if order.device != node.device:
         raise FeddumapError(f"this node is device {node.device}, not {order.device}")
     node.permit(order.config, order.architecture.family)
-    return order, _good(orders.read_broadcast(content, order))
+    return order, _good(requests.read_broadcast(content, order))
 
 
 def _good(value: T | Refused) -> T:

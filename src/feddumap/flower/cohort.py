@@ -10,17 +10,18 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from feddumap.cohort.desk import Examiner, SplitHoldings
 from feddumap.config import Config
+from feddumap.core.messages import Answer, Broadcast, MissingUpload, Question, ServerState, Upload
+from feddumap.device.holdings import SplitHoldings
+from feddumap.device.surveys import MOST_SAMPLES
+from feddumap.engine.local import Evaluator
 from feddumap.errors import FeddumapError
-from feddumap.flower import orders, replies
-from feddumap.flower.answers import MOST_SAMPLES
-from feddumap.flower.orders import Order
-from feddumap.flower.post import Post
-from feddumap.flower.roster import Roster, Seat
-from feddumap.flower.wire import Refused
+from feddumap.flower import replies, requests
+from feddumap.flower.codec import Refused
+from feddumap.flower.membership import Membership, Seat
+from feddumap.flower.requests import Order
+from feddumap.flower.transport import Transport
 from feddumap.training.evaluation import Score
-from feddumap.types import Answer, Broadcast, Loss, Question, ServerState, Upload
 
 TRIES = 3
 SHOWN = 3  # reasons in an error
@@ -46,12 +47,12 @@ class FlowerCohort:
         self._config, self._token, self._say = config, token, say
         self._holdings, self._given = holdings, given
         self.close = close
-        self._examiner = Examiner(holdings.dataset, config)
-        self._post = Post(grid)
-        self._roster = Roster(self._post, config.data.devices, token, config.run.timeout, say)
+        self._examiner = Evaluator(holdings.dataset, config)
+        self._post = Transport(grid)
+        self._roster = Membership(self._post, config.data.devices, token, config.run.timeout, say)
         self._samples: dict[int, int] = {}  # what each device said it has
 
-    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | Loss]:
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:
         """Uploads in the order of `devices`; a loss for each device without a good one, if there are not too
         many of those."""
 
@@ -63,7 +64,7 @@ class FlowerCohort:
 
         uploads, reasons = self._ask("train", broadcast, None, devices, read, self._least(devices))
         for device in devices:
-            yield uploads.pop(device) if device in uploads else Loss(device, reasons[device])
+            yield uploads.pop(device) if device in uploads else MissingUpload(device, reasons[device])
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         """Answers in the order of `devices`, of all of them; to a partial question some may be lost."""
@@ -100,7 +101,7 @@ class FlowerCohort:
         """What the devices replied, and why the others are missing. With fewer than `need` the missing are
         asked again, after waiting for their nodes."""
         light = question is not None and question.light
-        tensors = orders.pack_broadcast(
+        tensors = requests.pack_broadcast(
             replace(broadcast, weights={}, extra={}, mask={}) if light else broadcast
         )
         good: dict[int, T] = {}
@@ -144,7 +145,7 @@ class FlowerCohort:
         seat: Seat,
         broadcast: Broadcast,
         question: Question | None,
-        tensors: orders.Packed,
+        tensors: requests.Packed,
     ) -> RecordDict:
         order = Order(
             self._token,
@@ -158,7 +159,7 @@ class FlowerCohort:
         )
         wants = question is None and self._given > 0 and seat.own and not seat.has_gift
         gift = self._holdings.shared(device, self._given) if wants else None
-        return orders.pack_order(order, tensors, gift)
+        return requests.pack_order(order, tensors, gift)
 
     def _failure(
         self, question: Question | None, number: int, good: int, need: int, asked: int, bad: dict[int, str]

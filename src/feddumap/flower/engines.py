@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from feddumap.errors import FeddumapError
 
 if TYPE_CHECKING:
-    from feddumap.api import Engine, Run
+    from feddumap.run import Engine, Run
 
 
 def engine_of(name: str) -> Callable[[Run], Engine] | None:
@@ -27,6 +27,6 @@ def engine_of(name: str) -> Callable[[Run], Engine] | None:
             "run.engine = 'ray' needs the packages flwr and ray, which are not installed: pip install "
             "'feddumap[ray]'"
         )
-    from feddumap.flower.simulation import simulated
+    from feddumap.flower.ray import simulated
 
     return simulated

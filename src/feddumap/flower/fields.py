@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from feddumap.flower.wire import RefusedError
+from feddumap.flower.codec import RefusedError
 
 MOST_TEXT = 4 << 20  # characters of a JSON text
 INTEGERS = range(-(2**53), 2**53)

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from flwr.supercore import log
 
-from feddumap.cohort.desk import SplitHoldings
 from feddumap.config import Config, DataConfig
-from feddumap.data import own, partition, sources
+from feddumap.data import partition
 from feddumap.data.dataset import home
-from feddumap.device.task import Holdings
+from feddumap.data.sources import catalog, device_files
+from feddumap.device.holdings import Holdings, SplitHoldings
+from feddumap.device.state import load, save
 from feddumap.errors import FeddumapError
-from feddumap.flower.orders import Order
-from feddumap.memory import load, save
+from feddumap.flower.requests import Order
 from feddumap.training.samples import Samples
 
 GIFT = "gift.safetensors"
@@ -116,12 +116,12 @@ class OwnHoldings:
 
 @lru_cache(maxsize=4)
 def _own(path: Path, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    return own.read(path, classes, lambda note: log(INFO, note))
+    return device_files.read(path, classes, lambda note: log(INFO, note))
 
 
 @lru_cache(maxsize=4)
 def _split(data: DataConfig, seed: int) -> SplitHoldings:
     """The simulation's own split, made here again."""
-    dataset = sources.get(data.name, say=lambda note: log(INFO, note))
+    dataset = catalog.get(data.name, say=lambda note: log(INFO, note))
     made = partition.split(dataset.train_labels, len(dataset.classes), data, seed)
     return SplitHoldings(dataset, made, seed)

@@ -5,14 +5,18 @@ Every reader returns what it read or, whatever the message was, a `Refused`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flwr.app import ConfigRecord, RecordDict
 
-from feddumap.flower import fields, wire
-from feddumap.flower.answers import MOST_SAMPLES, forms_fault, values_fault
+from feddumap.core.messages import Answer, Broadcast, Question, Upload
+from feddumap.core.tensors import Forms, all_finite, forms_of
+from feddumap.device.surveys import MOST_SAMPLES, SURVEYS
+from feddumap.flower import codec, fields
+from feddumap.flower.codec import RefusedError, reader
 from feddumap.flower.fields import DEVICES, ROUNDS
-from feddumap.flower.wire import RefusedError, reader
-from feddumap.tensors import all_finite
-from feddumap.types import Answer, Broadcast, Question, Upload
+
+_SLACK = 1 << 20  # bytes
 
 
 def pack_upload(upload: Upload) -> RecordDict:
@@ -24,8 +28,8 @@ def pack_upload(upload: Upload) -> RecordDict:
             "steps": upload.steps,
         }
     )
-    tensors = wire.pack(weights=upload.weights, extra=upload.extra)
-    return RecordDict({"upload": numbers, **fields.pack_values(upload.metrics, "metrics"), **tensors})
+    tensors = codec.pack(weights=upload.weights, extra=upload.extra)
+    return RecordDict({"upload": numbers, **tensors})
 
 
 @reader
@@ -36,22 +40,19 @@ def read_upload(content: RecordDict, broadcast: Broadcast, device: int, most: in
     _expect(numbers, device, broadcast.round)
     samples = fields.integer(numbers, "samples", range(1, most + 1))
     steps = fields.integer(numbers, "steps", range(2**40))
-    metrics = fields.read_values(content, "metrics")
-    if not all(type(value) in (int, float) for value in metrics.values()):
-        raise RefusedError("its metrics are not numbers")
-    form = wire.forms_of(broadcast.weights)
-    weights = wire.unpack(content, "weights", wire.exactly(form))
-    extra = wire.unpack(content, "extra", wire.named_alike(form))
+    form = forms_of(broadcast.weights)
+    weights = codec.unpack(content, "weights", codec.exactly(form))
+    extra = codec.unpack(content, "extra", codec.named_alike(form))
     if not (all_finite(weights) and all_finite(extra)):
         raise RefusedError("its model diverged (NaN or infinite)")
-    return Upload(device, broadcast.round, samples, steps, weights, extra, metrics, finite=True)
+    return Upload(device, broadcast.round, samples, steps, weights, extra, finite=True)
 
 
 def pack_answer(answer: Answer, number: int) -> RecordDict:
     """An answer to a question that was asked in round `number`."""
     numbers = ConfigRecord({"device": answer.device, "round": number})
     values = fields.pack_values(answer.values, "values")
-    return RecordDict({"answer": numbers, **values, **wire.pack(tensors=answer.tensors)})
+    return RecordDict({"answer": numbers, **values, **codec.pack(tensors=answer.tensors)})
 
 
 @reader
@@ -61,12 +62,25 @@ def read_answer(content: RecordDict, question: Question, broadcast: Broadcast, d
     numbers = fields.numbers_of(content, "answer")
     _expect(numbers, device, broadcast.round)
     values = fields.read_values(content, "values")
-    if problem := values_fault(question, broadcast.architecture.classes, values):
+    survey = SURVEYS[question.name]
+    if problem := survey.fault(question, broadcast, values):
         raise RefusedError(f"it {problem}")
-    tensors = wire.unpack(content, "tensors", forms_fault(question, broadcast))
+    check = _bounded(broadcast) if survey.forms is None else codec.exactly(survey.forms(question, broadcast))
+    tensors = codec.unpack(content, "tensors", check)
     if not all_finite(tensors):
         raise RefusedError("its answer is not finite")
     return Answer(device, values, tensors)
+
+
+def _bounded(broadcast: Broadcast) -> Callable[[Forms], str | None]:
+    """For answers whose tensors may be any: they may not be much larger than a few models."""
+    most = 4 * sum(form.nbytes for form in forms_of(broadcast.weights).values()) + _SLACK
+
+    def check(found: Forms) -> str | None:
+        size = sum(form.nbytes for form in found.values())
+        return f"have {size} bytes, more than {most}" if size > most else None
+
+    return check
 
 
 def _expect(numbers: ConfigRecord, device: int, number: int) -> None:

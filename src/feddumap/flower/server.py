@@ -11,13 +11,15 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from feddumap import api, terminal
-from feddumap.api import Run
-from feddumap.cohort.desk import SplitHoldings
+from feddumap import run as api
 from feddumap.config import Config, load
+from feddumap.device.holdings import SplitHoldings
 from feddumap.errors import FeddumapError
 from feddumap.flower.cohort import FlowerCohort
-from feddumap.recipes import compose
+from feddumap.methods.recipes import compose
+from feddumap.progress import follow, print_summary
+from feddumap.run import Run
+from feddumap.system import console
 
 
 def server_app() -> ServerApp:
@@ -36,21 +38,21 @@ def _main(grid: Grid, context: Context) -> None:
     try:
         carry_out(grid, context.run_config)
     except FeddumapError as error:
-        terminal.say(f"feddumap: {error}")
+        console.say(f"feddumap: {error}")
         raise
 
 
 def carry_out(grid: Grid, settings: Mapping[str, object]) -> None:
     """Start the run or go on with it, to its end."""
     config, out = read_settings(settings)
-    run = api.begin(config, out, terminal.say)
+    run = api.begin(config, out, console.say)
     try:
         if run.state.round:
-            terminal.say(f"going on after {run.state.round} of {run.rounds} rounds")
+            console.say(f"going on after {run.state.round} of {run.rounds} rounds")
         run.engine = partial(cohort, grid)
-        terminal.follow(run)
-        terminal.print_summary(run.summary)
-        terminal.out.print(f"run directory: {out}", markup=False)
+        follow(run)
+        print_summary(run.summary)
+        console.out.print(f"run directory: {out}", markup=False)
     finally:
         run.close()
 
@@ -68,4 +70,4 @@ def cohort(grid: Grid, run: Run, close: Callable[[], None] = lambda: None) -> Fl
     """The devices of a run behind Flower's nodes; `close` is called when they are needed no more."""
     token = run.directory.token() if run.directory is not None else secrets.token_hex(16)
     holdings = SplitHoldings(run.dataset, run.split, run.config.run.seed)
-    return FlowerCohort(grid, run.config, token, holdings, compose(run.config).shared, terminal.say, close)
+    return FlowerCohort(grid, run.config, token, holdings, compose(run.config).shared, console.say, close)

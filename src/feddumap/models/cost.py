@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from feddumap.core.messages import Architecture
 from feddumap.models.registry import INPUT_SHAPE, build, is_own
 from feddumap.models.registry import architecture as full_architecture
-from feddumap.types import Architecture
 
 
 class Layer(NamedTuple):

@@ -17,12 +17,12 @@ from importlib import import_module
 import torch
 from torch import nn
 
+from feddumap.core.messages import Architecture, Tensors
+from feddumap.core.rng import torch_stream
 from feddumap.errors import FeddumapError, unknown
 from feddumap.models import chains, resnet
-from feddumap.models.filling import Undrawn, channels_last, draw, private_generator
-from feddumap.models.shrinking import shrink
-from feddumap.seeds import torch_stream
-from feddumap.types import Architecture, Tensors
+from feddumap.models.initialization import Undrawn, channels_last, draw, private_generator
+from feddumap.models.resize import shrink
 
 INPUT_SHAPE = (1, 3, 32, 32)
 """One image: what costs are counted on and networks are traced with."""

@@ -1,6 +1,6 @@
 """An item of the paper's evaluation: a table or a figure, as a grid and as what the paper says of it.
 
-Each is a file of `items/`: a grid (see `feddumap.grid`) on top of `setting.toml`, with two more tables.
+Each is a file of `items/`: a grid (see `feddumap.sweep.grid`) on top of `setting.toml`, with two more tables.
 `[item]` tells what it is; `[paper]` has the paper's numbers, and the comparisons that its text states.
 """
 
@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from feddumap import recipes  # noqa: F401 (fills the menu)
 from feddumap.config import read_toml
 from feddumap.errors import FeddumapError, unknown
-from feddumap.grid import Grid, parse
+from feddumap.sweep.grid import Grid, parse
 
 HERE = Path(__file__).parent
 METRICS = ("accuracy", "time", "mflops")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from feddumap.grid import Cell
-from feddumap.grid_view import read_summary
 from feddumap.paper.item import METRICS, Against, Claim, Item, Measure, Where
-from feddumap.paper.naming import flat
-from feddumap.report.compare import Figures, Reach, Spread, figures_of, reach, spread
-from feddumap.report.gather import Recorded
-from feddumap.runs import read_records
+from feddumap.paper.run_names import flat
+from feddumap.report.series import Recorded
+from feddumap.report.statistics import Figures, Reach, Spread, figures_of, reach, spread
+from feddumap.runs.directory import read_records
+from feddumap.sweep.grid import Cell
+from feddumap.sweep.status import read_summary
 
 PAIRED = ("data.name", "model.name")
 

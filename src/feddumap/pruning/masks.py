@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from feddumap.algorithm import Cohort, Context, Metrics, Reshape
+from feddumap.core.algorithm import Cohort, Context, Metrics, Reshape
+from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.models.cost import layer_macs, macs, parameter_names, parameters
-from feddumap.pruning.nodes import GlobalRate
-from feddumap.types import Architecture, ServerState, Tensors
+from feddumap.pruning.global_rate import GlobalRate
 
 
 def maskable(architecture: Architecture, *, biases: bool) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.pruning.graph import Layer
+from feddumap.pruning.dependency_graph import Layer
 from feddumap.training.model import ChainModel, Model, TorchModel, as_model
 from feddumap.training.samples import Samples, to_input
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from feddumap.core.messages import Architecture, Question, Tensors
+from feddumap.core.rng import stream
 from feddumap.models import initialise, network
-from feddumap.pruning.density import mass_above, settled_rate
-from feddumap.pruning.gap import first_gap, fisher_spectrum, lipschitz_constant
-from feddumap.pruning.lanczos import coordinates, hessian, lanczos
-from feddumap.seeds import stream
+from feddumap.pruning.curvature.density import mass_above, settled_rate
+from feddumap.pruning.curvature.gap import first_gap, fisher_spectrum, lipschitz_constant
+from feddumap.pruning.curvature.lanczos import coordinates, hessian, lanczos
 from feddumap.training.model import Model, as_model
 from feddumap.training.samples import Samples
-from feddumap.types import Architecture, Question, Tensors
 
 SAMPLES, STEPS = 100, 50
 DEGREE_FLOOR = 1e-4

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from feddumap.curves import evaluated, smooth
-from feddumap.report.gather import Recorded, Series
+from feddumap.report.series import Recorded, Series
+from feddumap.runs.summary import evaluated, smooth
 
 MOST = 1000  # points of a line
 INK = "ink"  # the colour of text: black on white, white on black

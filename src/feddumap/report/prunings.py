@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from feddumap.report.gather import Series
+from feddumap.report.series import Series
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rich.markup import escape
 
-from feddumap import terminal
+from feddumap.system import console
 
 Format = Literal["table", "markdown", "csv", "latex", "json"]
 Scalar = str | float | None
@@ -102,7 +102,7 @@ def show(document: Document) -> None:
     """Tables and notes on the terminal, as wide as it is."""
     _print_tables(document.tables)
     for note in document.notes:
-        terminal.out.print(f"- {note}", markup=False)
+        console.out.print(f"- {note}", markup=False)
 
 
 def render(document: Document, form: Format) -> str:
@@ -120,7 +120,7 @@ def _print_tables(tables: Sequence[Table]) -> None:
         ]
         right = [column.title for column in table.columns if column.right]
         titles = [column.title for column in table.columns]
-        terminal.table(escape(table.title), titles, rows, right=right, width=WIDTH)
+        console.table(escape(table.title), titles, rows, right=right, width=WIDTH)
 
 
 def _text(document: Document) -> str:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.config import Config
+from feddumap.core.messages import Architecture, Tensors
 from feddumap.training.model import Model, as_model, make
 from feddumap.training.samples import Samples
-from feddumap.types import Architecture, Tensors
 
 CHUNK = 250
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from feddumap.training.model import Loss, Model, as_model
-from feddumap.training.optimizers import Rule
+from feddumap.training.optimizers import UpdateRule
 from feddumap.training.samples import Batch, Samples
 
 Schedule = Callable[[int], float]
@@ -18,7 +18,7 @@ Schedule = Callable[[int], float]
 def fit(
     model: Model | nn.Module,
     data: Iterable[Batch],
-    rule: Rule,
+    rule: UpdateRule,
     lr: float | Schedule,
     loss: Loss | None = None,
 ) -> int:

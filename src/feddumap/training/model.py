@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from feddumap.core.messages import Architecture, Tensors
+from feddumap.core.tensors import same_form
 from feddumap.errors import FeddumapError
 from feddumap.models import INPUT_SHAPE, build, network
-from feddumap.tensors import same_form
+from feddumap.training.convolutions import quick, seen
 from feddumap.training.kernels import library
 from feddumap.training.kernels.chain import Chain, Images, chain_for
 from feddumap.training.kernels.spec import Spec, spec_of
 from feddumap.training.optimizers import Group
-from feddumap.training.quick import quick, seen
 from feddumap.training.samples import Batch, Epoch, Samples, to_input
-from feddumap.types import Architecture, Tensors
 
 Kernels = Literal["c", "torch"]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

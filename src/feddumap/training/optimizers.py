@@ -41,23 +41,23 @@ class Space(Protocol):
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """How a gradient moves the parameters: `init` makes a rule's own state, `step` updates in place."""
 
     init: Callable[[Space], Group]
     step: Callable[[Group, Group, Group, float], None]
 
 
-def sgd() -> Rule:
+def sgd() -> UpdateRule:
     """w ← w − η g."""
 
     def step(parameters: Group, grads: Group, _: Group, lr: float) -> None:
         torch._foreach_add_(parameters, grads, alpha=-lr)
 
-    return Rule(init=lambda _: [], step=step)
+    return UpdateRule(init=lambda _: [], step=step)
 
 
-def momentum(beta: float) -> Rule:
+def momentum(beta: float) -> UpdateRule:
     """m ← β m + (1 − β) g, w ← w − η m, from m = 0. (torch.optim.SGD's dampening skips its first step.)"""
 
     def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
@@ -65,10 +65,10 @@ def momentum(beta: float) -> Rule:
         torch._foreach_add_(state, grads, alpha=1 - beta)
         torch._foreach_add_(parameters, state, alpha=-lr)
 
-    return Rule(lambda space: space.zeros(), step)
+    return UpdateRule(lambda space: space.zeros(), step)
 
 
-def carried_momentum(beta: float, carried: dict[str, torch.Tensor]) -> Rule:
+def carried_momentum(beta: float, carried: dict[str, torch.Tensor]) -> UpdateRule:
     """The same from a given m, by parameter name. `carried` is updated in place and holds m afterwards."""
 
     def init(space: Space) -> Group:
@@ -79,37 +79,37 @@ def carried_momentum(beta: float, carried: dict[str, torch.Tensor]) -> Rule:
     return replace(momentum(beta), init=init)
 
 
-def frozen_momentum(beta: float, state: dict[str, torch.Tensor]) -> Rule:
+def frozen_momentum(beta: float, state: dict[str, torch.Tensor]) -> UpdateRule:
     """w ← w − η ((1 − β) g + β s) with the server's s, which stays as it is (MimeLite)."""
 
     def step(parameters: Group, grads: Group, frozen: Group, lr: float) -> None:
         torch._foreach_add_(parameters, grads, alpha=-lr * (1 - beta))
         torch._foreach_add_(parameters, frozen, alpha=-lr * beta)
 
-    return Rule(lambda space: space.filled(state), step)
+    return UpdateRule(lambda space: space.filled(state), step)
 
 
-def proximal(mu: float) -> Rule:
+def proximal(mu: float) -> UpdateRule:
     """w ← w − η (g + μ (w − w⁰)): FedProx, SGD on ℓ(w) + μ/2 ‖w − w⁰‖² with w⁰ the model received."""
 
     def step(parameters: Group, grads: Group, start: Group, lr: float) -> None:
         torch._foreach_add_(grads, torch._foreach_sub(parameters, start), alpha=mu)
         torch._foreach_add_(parameters, grads, alpha=-lr)
 
-    return Rule(lambda space: space.start(), step)
+    return UpdateRule(lambda space: space.start(), step)
 
 
-def corrected(shift: dict[str, torch.Tensor]) -> Rule:
+def corrected(shift: dict[str, torch.Tensor]) -> UpdateRule:
     """w ← w − η (g + s) with a given s: SCAFFOLD, whose s is c − c_k."""
 
     def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
         torch._foreach_add_(grads, state)
         torch._foreach_add_(parameters, grads, alpha=-lr)
 
-    return Rule(lambda space: space.filled(shift), step)
+    return UpdateRule(lambda space: space.filled(shift), step)
 
 
-def masked(rule: Rule, mask: dict[str, torch.Tensor]) -> Rule:
+def masked(rule: UpdateRule, mask: dict[str, torch.Tensor]) -> UpdateRule:
     """A rule under which the weights that a mask leaves out get no gradient, and so stay zero."""
     if not mask:
         return rule
@@ -124,10 +124,10 @@ def masked(rule: Rule, mask: dict[str, torch.Tensor]) -> Rule:
         torch._foreach_mul_(grads, state[:count])
         rule.step(parameters, grads, state[count:], lr)
 
-    return Rule(init, step)
+    return UpdateRule(init, step)
 
 
-def watched(rule: Rule, see: Watch) -> Rule:
+def watched(rule: UpdateRule, see: Watch) -> UpdateRule:
     """A rule that shows each step's gradients first, by parameter name."""
     spaces: list[Space] = []
 
@@ -139,7 +139,7 @@ def watched(rule: Rule, see: Watch) -> Rule:
         see(spaces[0].named(grads))
         rule.step(parameters, grads, state, lr)
 
-    return Rule(init, step)
+    return UpdateRule(init, step)
 
 
 def adam(
@@ -148,7 +148,7 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
-) -> Rule:
+) -> UpdateRule:
     """Adam with bias correction, on gradients whose joint norm is clipped; decay adds λ w to them."""
 
     def init(space: Space) -> Group:
@@ -171,4 +171,4 @@ def adam(
         torch._foreach_add_(roots, epsilon)
         torch._foreach_addcdiv_(parameters, means, roots, -lr / (1 - beta1**count))
 
-    return Rule(init, step)
+    return UpdateRule(init, step)

@@ -1,0 +1,53 @@
+"""The commands that read run directories: thin, they read options and show what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def compare(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Run directories, or folders of them.")
+    ],
+    targets: Annotated[
+        list[float] | None,
+        typer.Option("--target", help="Accuracy to reach, such as 0.5; may be repeated. Default: the runs'."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="Series to compare with; default fedavg, or else the first."),
+    ] = None,
+    measure: Annotated[
+        Literal["final", "mean10", "best_smoothed"],
+        typer.Option(help="Accuracy that is tested against the base's."),
+    ] = "mean10",
+    form: Annotated[
+        Literal["table", "markdown", "csv", "latex", "json"], typer.Option("--format", help="How to show it.")
+    ] = "table",
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None,
+) -> None:
+    """Compare runs over their seeds: accuracy, time to a target, cost, and a test against a base."""
+    from feddumap.report import statistics as numbers
+    from feddumap.report import tables
+    from feddumap.report.comparison import document
+    from feddumap.report.notes import notes
+    from feddumap.report.series import find, series
+    from feddumap.system import console
+    from feddumap.system.atomic_files import write_text
+
+    found = series(find(directories))
+    value = numbers.compare(found, targets or (), base, measure)
+    shown = document(value, notes(found, value))
+    if out is not None:
+        write_text(out, tables.render(shown, form))
+        console.say(f"written: {out}")
+    elif form == "table":
+        tables.show(shown)
+    else:
+        print(tables.render(shown, form), end="")
+    if form == "csv":
+        for note in shown.notes:
+            console.say(f"- {note}")

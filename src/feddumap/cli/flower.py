@@ -1,0 +1,116 @@
+"""The commands of `feddumap flower`: thin, they read options, call the library and show what comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddumap.errors import FeddumapError
+from feddumap.system.signals import exit_code, terminated_like_interrupted
+
+app = typer.Typer(
+    help="Train over Flower, with devices that are machines of their own.", no_args_is_help=True
+)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
+
+
+@app.command()
+def init(
+    directory: Directory,
+    nodes: Annotated[int, typer.Option(min=1, help="Devices, each with a key of its own.")] = 4,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="NAME", help="Where devices will reach the server; may be repeated."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of config.toml; may be repeated."),
+    ] = None,
+) -> None:
+    """Make a folder with a federation ready to start: Flower app, configuration, certificates and keys."""
+    from feddumap.flower.local import programs, project
+    from feddumap.system import console
+
+    programs.require_flower()
+    made = project.create(directory, nodes, hosts or (), sets or ())
+    console.out.print(
+        f"{directory} holds a federation of {made.nodes}: try it with `feddumap flower up {directory}`, and "
+        f"read {directory / 'README.md'} for machines of their own",
+        markup=False,
+    )
+
+
+@app.command()
+def up(
+    directory: Directory,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Start this many devices; default all that have a key.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Stop after this long, to go on later.")
+    ] = None,
+) -> None:
+    """Start a server and devices on this machine, train, and end them all; started again, go on."""
+    from feddumap.flower.local import programs, project
+    from feddumap.progress import print_summary
+    from feddumap.system import console
+
+    programs.require_flower()
+    from feddumap.flower.local import up as federation
+
+    found = project.opened(directory)
+    count = found.nodes if nodes is None else nodes
+    if count > found.nodes or not count:
+        raise FeddumapError(f"--nodes {count}: {directory / 'keys'} has keys for {found.nodes}")
+    rounds = found.config().train.rounds
+    summary = _finished(found.run, rounds)
+    if summary is not None:
+        console.say(f"{found.run} is finished ({summary['rounds']} rounds)")
+    else:
+        try:
+            with terminated_like_interrupted(), console.overall(rounds) as progress:
+                pace, said = console.Pace(), {}
+
+                def show(awaited: str, records: list[dict[str, Any]]) -> None:
+                    done = len(records)
+                    if not done or done not in said:  # how much is left is told anew after a round
+                        said[done] = _status(awaited, records, rounds, pace)
+                    progress(done, said[done])
+
+                finished = federation.up(found, count, timeout, console.say, show)
+        except KeyboardInterrupt as stop:
+            console.say(f"stopped; go on with: feddumap flower up {directory}")
+            raise typer.Exit(exit_code(stop)) from None
+        summary, traffic = finished.summary, finished.traffic
+        sent, received, down, back = map(
+            console.megabytes, (traffic.sent, traffic.received, traffic.counted_down, traffic.counted_up)
+        )
+        console.say(
+            f"Flower sent {sent} to the devices and received {received}; counted were {down} and {back}"
+        )
+    print_summary(summary)
+    console.out.print(f"run directory: {found.run}", markup=False)
+
+
+def _status(awaited: str, records: list[dict[str, Any]], rounds: int, pace: Any) -> str:
+    from feddumap.system import console
+
+    if not records:
+        return awaited
+    accuracy = next((each["accuracy"] for each in reversed(records) if each["accuracy"] is not None), None)
+    said = pace("round", len(records), rounds).split(" · ")
+    clock = console.duration(records[-1]["clock"])
+    return " · ".join([said[0], f"accuracy {console.percent(accuracy)}", f"clock {clock}", *said[1:]])
+
+
+def _finished(run: Path, rounds: int) -> dict[str, Any] | None:
+    """The summary of a run that is finished."""
+    file = run / "summary.json"
+    if not file.is_file():
+        return None
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    return summary if summary["rounds"] >= rounds else None

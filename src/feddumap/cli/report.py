@@ -1,0 +1,37 @@
+"""The command `feddumap report`: thin, it reads options, has the page written and says where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Run directories, or folders of them.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the page.")] = Path(
+        "report"
+    ),
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    figures: Annotated[bool, typer.Option(help="Also the figures as PNG and SVG, for a paper.")] = True,
+) -> None:
+    """Make one HTML page about some runs, finished or still going, and its figures as PNG and SVG."""
+    import webbrowser
+
+    from feddumap.report.page import document
+    from feddumap.report.page.sections import content
+    from feddumap.report.series import find
+    from feddumap.system import console
+
+    document.needed(figures=figures)
+    names = [path.resolve().name or str(path) for path in directories]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    value = content(", ".join(names[:3]) + more, find(directories))
+    with console.counting() as progress:
+        path = document.write(out, value, progress, figures=figures)
+    console.out.print(f"report: {path}", markup=False)
+    if open_it and not webbrowser.open(path.resolve().as_uri()):
+        console.say(f"no browser was found: open {path} yourself")

@@ -1,1 +1,0 @@
-"""Where devices are. Each cohort answers `train` and `survey` with the same device code."""

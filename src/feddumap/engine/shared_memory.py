@@ -1,0 +1,147 @@
+"""Tensors in memory that several processes see, without a name on disk that could be left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from feddumap.core.messages import Tensors
+
+_ALIGN = 64
+Layout = list[tuple[str, str, str, list[int], int]]
+"""(group, name, dtype, shape, offset) of each tensor; JSON."""
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("feddumap")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Region:
+    """A stretch of shared memory behind a file descriptor that child processes inherit."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _anonymous_file() if fd is None else fd
+        self._memory: mmap.mmap | None = None
+
+    def _map(self, size: int) -> mmap.mmap:
+        """The mapping, made anew if another process (or this one) has enlarged the file."""
+        if os.fstat(self.fd).st_size < size:
+            os.ftruncate(self.fd, size)
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
+        return self._memory
+
+    def write(self, groups: Mapping[str, Tensors]) -> Layout:
+        """Copy the tensors in, one after another; returns where they lie."""
+        layout: Layout = []
+        end = 0
+        for group, tensors in groups.items():
+            for name, tensor in tensors.items():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                layout.append((group, name, dtype, list(tensor.shape), end))
+                end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        memory = self._map(max(end, 1))
+        for group, name, dtype, shape, offset in layout:
+            _view(memory, dtype, shape, offset).copy_(groups[group][name])
+        return layout
+
+    def read(self, layout: Layout) -> dict[str, Tensors]:
+        """Views of what was written: copy what must outlive the next write."""
+        return self._views(self._memory_of(layout), layout)
+
+    def lend(self, layout: Layout, returned: Callable[[], None]) -> dict[str, Tensors]:
+        """Views of what was written; `returned` is called when the last of them is gone."""
+        buffer = memoryview(self._memory_of(layout))  # every view keeps it alive, and nothing else does
+        weakref.finalize(buffer, returned)
+        return self._views(buffer, layout)
+
+    def _memory_of(self, layout: Layout) -> mmap.mmap:
+        end = max((offset + _nbytes(dtype, shape) for _, _, dtype, shape, offset in layout), default=0)
+        return self._map(max(end, 1))
+
+    @staticmethod
+    def _views(memory: Any, layout: Layout) -> dict[str, Tensors]:
+        groups: dict[str, Tensors] = {}
+        for group, name, dtype, shape, offset in layout:
+            groups.setdefault(group, {})[name] = _view(memory, dtype, shape, offset)
+        return groups
+
+    def close(self) -> None:
+        self._memory = None
+        os.close(self.fd)
+
+
+class RegionPool:
+    """Regions that workers write to in turn. What one wrote is lent out as it lies there and the region comes
+    back by itself; but some always stay, so that whoever keeps what was lent keeps nobody waiting."""
+
+    def __init__(self, count: int, stay: int) -> None:
+        self.all: Sequence[Region] = [Region() for _ in range(count)]
+        self._free: queue.SimpleQueue[Region] = queue.SimpleQueue()
+        for region in self.all:
+            self._free.put(region)
+        self._lock = threading.RLock()  # a region may come back while this thread holds it
+        self._left = count - stay
+
+    def take(self) -> Region:
+        """A free region, for a job's memories and its results."""
+        return self._free.get()
+
+    def give_back(self, region: Region) -> None:
+        self._free.put(region)
+
+    def lend(self, region: Region, layout: Layout) -> dict[str, Tensors]:
+        """What was written there, as it lies or, if too much is lent already, copied."""
+        with self._lock:
+            lent = self._left > 0
+            self._left -= lent
+        if lent:
+            return region.lend(layout, lambda: self._returned(region))
+        try:
+            return copied(region.read(layout))
+        finally:
+            self.give_back(region)
+
+    def _returned(self, region: Region) -> None:
+        with self._lock:
+            self._left += 1
+        self._free.put(region)
+
+    def close(self) -> None:
+        for region in self.all:
+            region.close()
+
+
+def copied(groups: dict[str, Tensors]) -> dict[str, Tensors]:
+    """The same, in memory of their own."""
+    return {
+        group: {name: tensor.clone() for name, tensor in tensors.items()} for group, tensors in groups.items()
+    }
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    return int(torch.Size(shape).numel()) * _dtype(dtype).itemsize
+
+
+def _view(memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+    count = int(torch.Size(shape).numel())
+    if count == 0:
+        return torch.empty(shape, dtype=_dtype(dtype))
+    return torch.frombuffer(memory, dtype=_dtype(dtype), count=count, offset=offset).view(shape)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

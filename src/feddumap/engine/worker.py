@@ -1,0 +1,152 @@
+"""A worker process: reads jobs as JSON lines, finds tensors in shared memory, answers in the same way.
+
+It ends at once when the process it works for goes away, however that happened, since its pipe then closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from feddumap.config import Config
+from feddumap.core.messages import Answer, Architecture, Broadcast, Question, Tensors, Upload
+from feddumap.core.tensors import all_finite
+from feddumap.data import dataset
+from feddumap.data.partition import Split
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.engine.local import Evaluator
+from feddumap.engine.shared_memory import Region, copied
+from feddumap.errors import FeddumapError
+from feddumap.methods.recipes import compose
+from feddumap.system.determinism import exact_math
+
+
+class Worker:
+    """What one process can do for the pool. Each job names the region of `up` where the devices' memories
+    are and, after it, what they send; the other regions are only read."""
+
+    def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Sequence[Region]) -> None:
+        sys.path[:] = setup["path"]
+        config = Config.parse(setup["config"])
+        data = dataset.read(Path(setup["dataset"]), verify=False)
+        arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
+        split = Split.from_arrays(arrays, len(data.train_labels))
+        self._desk = Executor(config, SplitHoldings(data, split, config.run.seed), compose(config))
+        self._examiner = Evaluator(data, config)
+        self._down, self._up = down, up
+
+    def do(self, job: dict[str, Any]) -> dict[str, Any]:
+        broadcast = unpack_broadcast(job["broadcast"], self._down)
+        up = self._up[job["region"]]
+        match job["verb"]:
+            case "train":
+                known = copied(up.read(job["memory"]))
+                trained = [self._desk.train(broadcast, k, known.get(str(k), {})) for k in job["devices"]]
+                return pack_uploads(trained, up)
+            case "survey":
+                question = Question(**job["question"])
+                answers = [self._desk.answer(question, broadcast, device) for device in job["devices"]]
+                return pack_answers(answers, up)
+            case "evaluate":
+                model = self._examiner.model(broadcast.architecture, broadcast.weights)
+                scores = [self._examiner.chunk(model, start, stop) for start, stop in job["spans"]]
+                return {"scores": [[score.correct, score.loss, score.count] for score in scores]}
+            case verb:
+                raise ValueError(f"no such job: {verb}")
+
+
+def pack_broadcast(broadcast: Broadcast, region: Region) -> dict[str, Any]:
+    groups = {"weights": broadcast.weights, "extra": broadcast.extra, "mask": broadcast.mask}
+    return {
+        "round": broadcast.round,
+        "lr": broadcast.lr,
+        "architecture": broadcast.architecture.to_json(),
+        "layout": region.write(groups),
+    }
+
+
+def unpack_broadcast(value: dict[str, Any], region: Region) -> Broadcast:
+    groups = region.read(value["layout"])
+    return Broadcast(
+        value["round"],
+        Architecture.from_json(value["architecture"]),
+        groups.get("weights", {}),
+        value["lr"],
+        extra=groups.get("extra", {}),
+        mask=groups.get("mask", {}),
+    )
+
+
+def pack_uploads(results: list[tuple[Upload, Tensors]], region: Region) -> dict[str, Any]:
+    groups: dict[str, Tensors] = {}
+    for i, (upload, kept) in enumerate(results):
+        groups |= {f"{i}/weights": upload.weights, f"{i}/extra": upload.extra, f"{i}/memory": kept}
+    uploads = [
+        {
+            "device": upload.device,
+            "round": upload.round,
+            "samples": upload.samples,
+            "steps": upload.steps,
+        }
+        for upload, _ in results
+    ]
+    return {"uploads": uploads, "layout": region.write(groups)}
+
+
+def unpack_uploads(value: dict[str, Any], groups: dict[str, Tensors]) -> list[tuple[Upload, Tensors]]:
+    """The uploads, and what the devices keep."""
+    results = []
+    for i, fields in enumerate(value["uploads"]):
+        weights, extra = groups.get(f"{i}/weights", {}), groups.get(f"{i}/extra", {})
+        finite = all_finite(weights) and all_finite(extra)
+        kept = groups.get(f"{i}/memory", {})
+        results.append((Upload(**fields, weights=weights, extra=extra, finite=finite), kept))
+    return results
+
+
+def pack_answers(answers: list[Answer], region: Region) -> dict[str, Any]:
+    layout = region.write({str(answer.device): answer.tensors for answer in answers})
+    values = [[answer.device, dict(answer.values)] for answer in answers]
+    return {"answers": values, "layout": layout}
+
+
+def unpack_answers(value: dict[str, Any], groups: dict[str, Tensors]) -> list[Answer]:
+    return [Answer(device, values, groups.get(str(device), {})) for device, values in value["answers"]]
+
+
+def _read_jobs(lines: TextIO, jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in lines:
+        jobs.put(json.loads(line))
+    os._exit(0)  # the parent is gone: do not finish a device nobody waits for
+
+
+def main(fds: Sequence[int]) -> None:
+    """Work for ever. The file descriptors are those of jobs, replies and the regions."""
+    orders = os.fdopen(fds[0], encoding="utf-8")
+    replies = os.fdopen(fds[1], "w", encoding="utf-8", buffering=1)
+    down, fixed, *up = (Region(fd) for fd in fds[2:])
+    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read_jobs, args=(orders, jobs), daemon=True).start()
+    with exact_math():
+        worker: Worker | None = None
+        while True:
+            job = jobs.get()
+            try:
+                if worker is None:
+                    worker = Worker(job, down, fixed, up)
+                    reply: dict[str, Any] = {"ready": os.getpid()}
+                else:
+                    reply = worker.do(job)
+            except FeddumapError as error:
+                reply = {"error": str(error)}
+            except Exception:  # sent to the parent, which raises it there
+                reply = {"bug": traceback.format_exc()}
+            print(json.dumps(reply), file=replies, flush=True)

@@ -1,0 +1,69 @@
+"""What an exported file says about itself, in every format: one JSON text under the name `feddumap`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feddumap import __version__
+from feddumap.core.messages import Architecture
+from feddumap.models import INPUT_SHAPE
+
+KEY = "feddumap"
+INPUT, OUTPUT = "images", "logits"
+
+
+@dataclass(frozen=True)
+class Card:
+    """The network as data, the names of its classes in the order of its outputs, and the run it comes from.
+
+    `batch` is the number of images that the file takes at a time; None is any number.
+    """
+
+    architecture: Architecture
+    classes: tuple[str, ...]
+    run: Mapping[str, Any]
+    batch: int | None = None
+
+    def to_json(self) -> str:
+        batch = self.batch or "batch"
+        value = {
+            "format": 1,
+            "version": __version__,
+            "classes": self.classes,
+            "input": {
+                "name": INPUT,
+                "shape": [batch, *INPUT_SHAPE[1:]],
+                "type": "float32",
+                "channels": "RGB",
+                "preprocessing": "bytes / 255: from 0 to 1, no other normalisation",
+            },
+            "output": {
+                "name": OUTPUT,
+                "shape": [batch, len(self.classes)],
+                "type": "float32",
+                "postprocessing": "softmax gives the probabilities of the classes",
+            },
+            "architecture": self.architecture.to_json(),
+            "run": self.run,
+        }
+        return json.dumps(value)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Card:
+        """Read one; a text that is none is a ValueError."""
+        try:
+            value = json.loads(text)
+            if value["format"] != 1:
+                raise ValueError(f"its format is {value['format']!r}, where 1 was expected")
+            batch = value["input"]["shape"][0]
+            return Card(
+                Architecture.from_json(value["architecture"]),
+                tuple(value["classes"]),
+                value["run"],
+                batch if isinstance(batch, int) else None,
+            )
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"its description lacks something ({error})") from None

@@ -1,0 +1,153 @@
+"""Writing an export: the file is made, read back and compared under another name, then it gets its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from feddumap.core.rng import torch_stream
+from feddumap.data.sources.download import Say
+from feddumap.errors import FeddumapError, unknown
+from feddumap.export import checkpoint
+from feddumap.export.checkpoint import Trained
+from feddumap.export.formats import FORMATS, Format, Predict
+from feddumap.export.metadata import Card
+from feddumap.models import INPUT_SHAPE
+from feddumap.system.atomic_files import replacing
+from feddumap.training.samples import to_input
+
+BATCHES = (1, 2, 7)  # of random images
+TOLERANCE = 1e-4  # of the largest output, or of 1 where that is smaller
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the file, its card, how many random and real images it was compared with the model
+    on, and the largest difference of an output there, among outputs up to `largest`."""
+
+    path: Path
+    card: Card
+    random: int
+    real: int
+    difference: float
+    largest: float
+
+
+def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> Written:
+    """`feddumap.export.write`: everything that can be wrong is found before the model is converted."""
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    form = FORMATS[to]
+    _require(to, form)
+    path = out or directory / f"model.{form.suffix}"
+    trained = checkpoint.read(directory, say)
+    _refuse(path, force)
+    trained = replace(trained, card=replace(trained.card, batch=form.batch))
+    data = _encoded(to, form, trained)
+    with replacing(path) as neighbour:
+        neighbour.write_bytes(data)
+        difference, largest = _compare(to, form, neighbour, trained)
+    random = sum(len(batch) for batch in _random(form))
+    return Written(path, trained.card, random, len(trained.images), difference, largest)
+
+
+def _require(to: str, form: Format) -> None:
+    for package in form.packages:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise FeddumapError(
+                f"the format {to} needs the package {package}, which cannot be imported here ({error}): "
+                f"pip install {' '.join(form.packages)}"
+            ) from None
+
+
+def _refuse(path: Path, force: bool) -> None:
+    if path.is_dir():
+        raise FeddumapError(f"{path} is a folder: give --out the name of a file")
+    if not path.parent.is_dir():
+        raise FeddumapError(f"the folder {path.parent} does not exist: make it, or give --out another name")
+    if path.exists() and not force:
+        raise FeddumapError(f"{path} exists: give --out another name, or --force to replace it")
+
+
+def _encoded(to: str, form: Format, trained: Trained) -> bytes:
+    module = deepcopy(trained.network)
+    for tensor in [*module.parameters(), *module.buffers()]:
+        # channels-last is for training: files have the usual order
+        tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+    try:
+        return form.encode(module, trained.card)
+    except Exception as error:  # converters raise whatever they like about a network of the user's own
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FeddumapError(
+            f"{trained.card.architecture.family} cannot be converted to {to} ({first}): choose another format"
+        ) from error
+
+
+@torch.inference_mode()
+def _compare(to: str, form: Format, path: Path, trained: Trained) -> tuple[float, float]:
+    """The largest difference between the file's outputs and the model's, and the largest output."""
+    predict, card = _opened(to, form, path)
+    if card != trained.card:
+        raise FeddumapError(f"the {to} file does not say of itself what was written: choose another format")
+    differences, sizes = [0.0], [0.0]
+    for images in [*_random(form), *_real(form, trained)]:
+        expected = trained.network(images)
+        if not torch.isfinite(expected).all():
+            raise FeddumapError(
+                f"the model after {card.run['rounds']} rounds gives outputs that are not finite: "
+                "it has diverged; train with a smaller train.lr"
+            )
+        differences.append(_difference(to, predict, images, expected))
+        sizes.append(float(expected.abs().max()))
+    difference, largest = max(differences), max(sizes)
+    allowed = TOLERANCE * max(1.0, largest)
+    if difference > allowed:
+        raise FeddumapError(
+            f"the {to} file's outputs differ from the model's by {difference:.2g}, where at most "
+            f"{allowed:.2g} was expected: nothing was written; choose another format"
+        )
+    return difference, largest
+
+
+def _opened(to: str, form: Format, path: Path) -> tuple[Predict, Card]:
+    try:
+        return form.decode(path)
+    except Exception as error:  # whatever the runtime raises
+        raise _unusable(to, error) from error
+
+
+def _difference(to: str, predict: Predict, images: torch.Tensor, expected: torch.Tensor) -> float:
+    try:
+        outputs = predict(images)
+    except Exception as error:  # whatever the runtime raises
+        raise _unusable(to, error) from error
+    if outputs.shape != expected.shape or not torch.isfinite(outputs).all():
+        raise _unusable(to, f"outputs {tuple(outputs.shape)} for {len(images)} images, or not finite")
+    return float((outputs - expected).abs().max())
+
+
+def _unusable(to: str, reason: Exception | str) -> FeddumapError:
+    first = (str(reason).splitlines() or [type(reason).__name__])[0]
+    return FeddumapError(
+        f"the {to} file cannot be used ({first}): nothing was written; choose another format"
+    )
+
+
+def _random(form: Format) -> Iterator[torch.Tensor]:
+    generator = torch_stream(0, "export")
+    for size in BATCHES:
+        images = torch.rand(size, *INPUT_SHAPE[1:], generator=generator)
+        yield from torch.split(images, form.batch or size)
+
+
+def _real(form: Format, trained: Trained) -> Iterator[torch.Tensor]:
+    if len(trained.images):
+        images = to_input(trained.images).contiguous()
+        yield from torch.split(images, form.batch or len(images))

@@ -1,0 +1,158 @@
+"""A folder that holds a federation: its Flower app, its configuration, its keys, and how to start it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from feddumap.config import Config, load
+from feddumap.errors import FeddumapError
+from feddumap.flower.local.readme import README
+from feddumap.methods.registry import resolve
+from feddumap.system.atomic_files import write_text
+
+PORT = 9443
+CONNECTION = "federation"  # what the SuperLink is called in Flower's configuration
+APP = {
+    "__init__.py": "",
+    "server.py": '"""What the server runs."""\n\nfrom feddumap.flower.server import server_app\n\n'
+    "app = server_app()\n",
+    "client.py": '"""What a device runs."""\n\nfrom feddumap.flower.client import client_app\n\n'
+    "app = client_app()\n",
+}
+IGNORED = ("/keys/", "/logs/", "/run/", "/.flower/", "__pycache__/")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A federation's folder."""
+
+    path: Path
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.path / "run"
+
+    @property
+    def home(self) -> Path:
+        """Where Flower keeps what it remembers, instead of ~/.flwr."""
+        return self.path / ".flower"
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have a key pair: node-0, node-1 and so on."""
+        count = 0
+        while (self.keys / f"node-{count}").is_file() and (self.keys / f"node-{count}.pub").is_file():
+            count += 1
+        return count
+
+    def config(self) -> Config:
+        return load(self.path / "config.toml")
+
+
+def first_try(nodes: int, sets: Sequence[str]) -> Config:
+    """The configuration of a first try, with some keys set: small, with a pruning early on."""
+    given = [
+        f"data.devices={nodes}",
+        "data.server_fraction=0.15",
+        "data.server_classes=8",
+        "data.augment=false",
+        "model.name=lenet",
+        "method.name=feddumap",
+        "train.rounds=8",
+        f"train.cohort={nodes}",
+        "train.lr=0.05",
+        "run.engine=flower",
+    ]
+    config = load(None, [*given, *sets])
+    if config.method.name == "feddumap":
+        config = load(None, [*given, "method.prune_round=2", *sets])
+    if config.data.devices != nodes:
+        raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
+    resolve(config.method)  # a key that it does not have is an error now
+    return config
+
+
+def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str] = ()) -> Project:
+    """A new folder with everything in it, or none: one that exists is refused."""
+    from feddumap.flower.local import certificates  # needs a package that comes with Flower
+
+    if path.exists() or path.is_symlink():
+        raise FeddumapError(f"{path} exists already: give the name of a folder that does not exist yet")
+    config = first_try(nodes, sets)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    final = path.parent.resolve() / path.name
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=final.parent))
+    try:
+        _fill(draft, final, config, nodes, hosts)
+        certificates.make_all(draft / "keys", nodes, hosts)
+        draft.chmod(0o755)
+        draft.rename(final)
+    except BaseException:
+        shutil.rmtree(draft)
+        raise
+    return Project(final)
+
+
+def opened(path: Path) -> Project:
+    """An existing folder that `create` made."""
+    project = Project(path.resolve())
+    for name in ("pyproject.toml", "config.toml", "keys/ca.crt"):
+        if not (project.path / name).is_file():
+            raise FeddumapError(
+                f"{path} holds no federation (it has no {name}): make one with `feddumap flower init {path}`"
+            )
+    return project
+
+
+def connect(home: Path, address: str, certificate: Path) -> None:
+    """Tell the command `flwr` where the SuperLink is, in Flower's own configuration."""
+    home.mkdir(parents=True, exist_ok=True)
+    connection = {"address": address, "root-certificates": str(certificate)}
+    value = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    write_text(home / "config.toml", tomli_w.dumps(value))
+
+
+def settings(project: Project) -> dict[str, Any]:
+    """What the server's app is told: where its configuration is, what is set on top of it, and where its run
+    belongs. Flower lets `flwr run --run-config` change what is here and nothing else."""
+    return {"config": str(project.path / "config.toml"), "sets": "", "out": str(project.run)}
+
+
+def _fill(draft: Path, final: Path, config: Config, nodes: int, hosts: Sequence[str]) -> None:
+    address = f"{hosts[0] if hosts else 'SERVER'}:{PORT}"
+    app = {
+        "publisher": "feddumap",
+        "fab-include": ["federation/*.py"],
+        "components": {"serverapp": "federation.server:app", "clientapp": "federation.client:app"},
+        "config": settings(Project(final)),
+    }
+    pyproject = {
+        "project": {
+            "name": "feddumap-federation",
+            "version": "1.0.0",
+            "description": "Federated training with feddumap over Flower.",
+            "dependencies": [],
+        },
+        "tool": {"flwr": {"app": app}},
+    }
+    (draft / "federation").mkdir()
+    for name, text in APP.items():
+        write_text(draft / "federation" / name, text)
+    write_text(draft / "pyproject.toml", tomli_w.dumps(pyproject))
+    chosen = config.model_dump(exclude_none=True, exclude_unset=True)
+    write_text(draft / "config.toml", tomli_w.dumps(chosen))
+    write_text(draft / ".gitignore", "".join(f"{name}\n" for name in IGNORED))
+    write_text(draft / "README.md", README.format(path=final, address=address, port=PORT, last=nodes - 1))
+    connect(draft / ".flower", f"127.0.0.1:{PORT}", final / "keys" / "ca.crt")

@@ -1,0 +1,73 @@
+"""The names of the runs of all items, which share one folder: by the configuration alone.
+
+A run that two items have in common has one name, so it is trained once; two runs that differ in anything
+that matters have two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from feddumap import run as api
+from feddumap.config import CARRIED_OUT, Config, read_toml
+from feddumap.data.dataset import Dataset
+from feddumap.data.sources import catalog
+from feddumap.paper.item import HERE, Item
+from feddumap.sweep.grid import LONGEST, Cell, cells_of, word
+
+FIRST = ("data.name", "model.name", "method.name")
+APART = (*FIRST, "run.seed", *(f"run.{key}" for key in CARRIED_OUT))  # first, last, and of no effect
+
+
+def cells(
+    item: Item,
+    out: Path,
+    seeds: list[int],
+    sets: Iterable[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Cell]:
+    """The runs of an item, in the folder that it shares with others."""
+    return cells_of(item.grid(seeds, sets), out, say, by_configuration)
+
+
+def by_configuration(_: Mapping[str, Any], config: Config) -> str:
+    """DATA-MODEL-METHOD, the keys that differ from the paper's setting, and the seed. What a folder's name
+    cannot hold is told apart by a checksum."""
+    own = flat(config)
+    plain = flat(_plain(*(own[key] for key in FIRST)))
+    parts = [own[key] for key in FIRST]
+    parts += [f"{key}={_text(own[key])}" for key in own if key not in APART and own[key] != plain.get(key)]
+    exact = "-".join(parts)
+    name = "-".join(map(word, parts))[:LONGEST].strip("._-")
+    if name != exact:
+        name += f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+    return f"{name}-{config.run.seed}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@cache
+def _plain(data: str, model: str, method: str) -> Config:
+    """The paper's setting with these three, resolved."""
+    setting = read_toml(HERE / "setting.toml", "setting")
+    del setting["notes"]
+    setting["data"]["name"] = data
+    config = Config.parse({**setting, "model": {"name": model}, "method": {"name": method}})
+    return api.complete(config, _dataset(data))
+
+
+@cache
+def _dataset(name: str) -> Dataset:
+    return catalog.get(name)
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """All keys as section.key."""
+    dumped = config.model_dump()
+    return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}

@@ -1,0 +1,189 @@
+"""An item and its results as a person sees them, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from feddumap.paper.item import Item
+from feddumap.paper.results import Finding, Results, Row
+from feddumap.paper.words import SYMBOLS, keys, largest_in, place, sentence
+from feddumap.report.statistics import Reach, Spread
+from feddumap.report.tables import Cell, Column, Document, Table, names
+
+NONE = Cell("")
+
+
+def document(found: Results, changed: Sequence[str], grouped: bool) -> Document:
+    """Tables of the rows, one for each model if `grouped`, and of what the text says; then the notes, first
+    of all what was `changed` on the command line."""
+    groups: dict[str, list[Row]] = {}
+    for row in found.rows:
+        groups.setdefault(_group(row) if grouped else "", []).append(row)
+    tables = [_table(found.item, title, rows) for title, rows in groups.items()]
+    if found.findings:
+        tables.append(_findings(found))
+    return Document(tuple(tables), tuple(_notes(found, changed)), as_json(found, changed))
+
+
+def _notes(found: Results, changed: Sequence[str]) -> list[str]:
+    notes = [f"Set for these runs: {', '.join(changed)}."] if changed else []
+    if found.absent:
+        notes.append(f"{found.absent} rows of the paper's are left out: their runs were not asked for.")
+    notes += [f"Without a counterpart: {text}" for text in found.item.no_counterpart]
+    return [*notes, *found.item.notes]
+
+
+def _group(row: Row) -> str:
+    return place(row.ours) + (f", time in seconds to {row.target:g}" if row.target is not None else "")
+
+
+def _table(item: Item, title: str, rows: Sequence[Row]) -> Table:
+    full = [", ".join(filter(None, (row.name, place(row.ours), keys(row.ours)))) for row in rows]
+    texts = [row.name for row in rows] if title else full
+    shown = [key for key in SYMBOLS if any(key in row.ours.swept for row in rows)]
+    told = [_key_column(key, rows) for key in shown]
+    made = [
+        _paper("accuracy", rows, "{:.3f}"),
+        _ours("accuracy", [_cell(row.ours.accuracy("best_smoothed"), "{:.3f}") for row in rows]),
+        Column("last\n10", "mean10", tuple(_last(row) for row in rows)),
+        _paper("time", rows, "{:,.0f}"),
+        _ours("time", [_time(row) for row in rows]),
+        _paper("MFLOPs", rows, "{:.1f}"),
+        _ours("MFLOPs", [_mflops(row) for row in rows]),
+    ]
+    kept = [column for column in made if any(cell.text for cell in column.cells)]
+    return Table(title or item.number, (names("method", "row", texts), *told, *kept))
+
+
+def _key_column(key: str, rows: Sequence[Row]) -> Column:
+    values = [row.ours.swept.get(key) for row in rows]
+    cells = [NONE if value is None else Cell(str(value), {"": value}) for value in values]
+    return Column(SYMBOLS[key], key, tuple(cells))
+
+
+def _paper(title: str, rows: Sequence[Row], form: str) -> Column:
+    values = [row.paper.get(title.lower()) for row in rows]
+    cells = [
+        NONE
+        if value is None
+        else Cell("never", {"": "never"})
+        if math.isnan(value)
+        else Cell(form.format(value), {"": value})
+        for value in values
+    ]
+    return Column(f"paper\n{title}", f"paper_{title.lower()}", tuple(cells))
+
+
+def _ours(title: str, cells: Sequence[Cell]) -> Column:
+    return Column(f"our\n{title}", title.lower(), tuple(cells))
+
+
+def _last(row: Row) -> Cell:
+    """The mean alone: the table is wide enough, and programs get the deviation too."""
+    found = row.ours.accuracy("mean10")
+    whole = _cell(found, "{:.3f}")
+    return whole if found is None else Cell(f"{found.mean:.3f}", whole.plain)
+
+
+def _mflops(row: Row) -> Cell:
+    found = row.ours.cost("macs")
+    scaled = found and Spread(found.mean / 1e6, found.std and found.std / 1e6, found.n)
+    return _cell(scaled, "{:.1f}")
+
+
+def _time(row: Row) -> Cell:
+    found = row.ours.time(row.target)
+    if found is None:
+        return NONE if row.target is None else Cell("-", {})
+    if found.clock is None:
+        text = f"{found.reached} of {found.seeds} seeds" if found.reached else "never"
+        return Cell(text, {"mean": text})
+    return _cell(found.clock, "{:,.0f}")
+
+
+def _cell(found: Spread | None, form: str) -> Cell:
+    """Mean ± standard deviation; a deviation that rounds to nothing is not shown."""
+    if found is None:
+        return Cell("-", {})
+    shown = form.format(found.mean)
+    if found.std is not None and float(form.format(found.std).replace(",", "")):
+        shown += f" ± {form.format(found.std)}"
+    return Cell(shown, {"mean": found.mean, "std": found.std})
+
+
+def _findings(found: Results) -> Table:
+    each = found.findings
+    return Table(
+        "What the text says",
+        (
+            names("comparison", "row", [sentence(found.item, one) for one in each]),
+            Column(
+                "paper", "paper_claim", tuple(Cell(one.against.says, {"": one.against.value}) for one in each)
+            ),
+            Column("ours", "claim", tuple(_claimed(one) for one in each)),
+            names("largest in", "claim_largest_in", [largest_in(one) for one in each]),
+        ),
+    )
+
+
+def _claimed(one: Finding) -> Cell:
+    if one.ours is None:
+        return Cell("-", {})
+    times = one.against.says.rstrip("s").endswith("time")
+    return Cell(f"{one.ours:.1f} times" if times else f"{100 * one.ours:.1f}%", {"": one.ours})
+
+
+def about(item: Item) -> dict[str, Any]:
+    """An item without its runs."""
+    return {
+        key: getattr(item, key)
+        for key in ("name", "number", "label", "caption", "shows", "notes", "no_counterpart", "targets")
+    }
+
+
+def as_json(found: Results, changed: Sequence[str]) -> dict[str, Any]:
+    """Everything that the tables show, and the directories behind it."""
+    return {
+        **about(found.item),
+        "changed": list(changed),
+        "rows": [
+            {
+                "name": row.name,
+                "keys": {
+                    **{key: row.ours.values[key] for key in ("data.name", "model.name")},
+                    **row.ours.swept,
+                },
+                "paper": {key: None if math.isnan(value) else value for key, value in row.paper.items()},
+                "ours": {
+                    "accuracy": _plain(row.ours.accuracy("best_smoothed")),
+                    "mean10": _plain(row.ours.accuracy("mean10")),
+                    "final": _plain(row.ours.accuracy("final")),
+                    "target": row.target,
+                    "time": _plain(row.ours.time(row.target)),
+                    "macs": _plain(row.ours.cost("macs")),
+                    "parameters": _plain(row.ours.cost("parameters")),
+                },
+                "directories": [str(cell.path) for cell in row.ours.cells],
+            }
+            for row in found.rows
+        ],
+        "absent_rows": found.absent,
+        "claims": [
+            {
+                "quote": one.claim.quote,
+                "comparison": sentence(found.item, one),
+                "paper": one.against.value,
+                "ours": one.ours,
+                "pairs": one.pairs,
+                "largest_in": largest_in(one) or None,
+            }
+            for one in found.findings
+        ],
+    }
+
+
+def _plain(found: Spread | Reach | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)

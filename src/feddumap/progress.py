@@ -1,0 +1,127 @@
+"""The progress lines and tables of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from feddumap.run import Run
+from feddumap.system import console
+
+
+def follow(run: Run, name: str = "") -> None:
+    """Train a run to its end, showing round, accuracy, virtual clock and the time left."""
+    if console.out.is_terminal:
+        _follow_live(run, name)
+    else:
+        _follow_log(run, name)
+
+
+def _status(run: Run) -> str:
+    last = next((record for record in reversed(run.records) if record["accuracy"] is not None), None)
+    accuracy = f"accuracy {100 * last['accuracy']:5.1f} %" if last else "accuracy   -    "
+    return f"{accuracy} · clock {console.duration(run.state.clock)}"
+
+
+def _follow_live(run: Run, name: str) -> None:
+    total = run.rounds
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console.out, speed_estimate_period=600) as progress:
+        start, pace = run.state.round, console.Pace()
+        bar = progress.add_task(
+            f"{name} round {start}/{total}".strip(), total=total, completed=start, status="starting"
+        )
+
+        def show(what: str, done: int, whole: int) -> None:
+            if what == "devices":
+                progress.update(bar, completed=run.state.round + done / (whole + 1))
+            else:
+                progress.update(bar, status=pace(what, done, whole))
+
+        for record in run.iterate(show):
+            number = record["round"] + 1
+            label = f"{name} round {number}/{total}".strip()
+            progress.update(bar, completed=number, description=label, status=_status(run))
+
+
+def _follow_log(run: Run, name: str) -> None:
+    total, began, first = run.rounds, time.monotonic(), run.state.round
+    printed, pace = 0.0, console.Pace()
+
+    def show(what: str, done: int, whole: int) -> None:
+        nonlocal printed
+        said = pace(what, done, whole)
+        if what != "devices" and time.monotonic() - printed >= console.LOG_EVERY:
+            printed = time.monotonic()
+            console.out.print(f"{name} {said}".strip())
+
+    for record in run.iterate(show):
+        number, now = record["round"] + 1, time.monotonic()
+        if number == first + 1 or number == total or now - printed >= console.LOG_EVERY:
+            left = (now - began) / (number - first) * (total - number)
+            label = f"{name} round {number}/{total}".strip()
+            console.out.print(f"{label} · {_status(run)} · left {console.duration(left)}")
+            printed = now
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """A run's summary as a small console.table."""
+    accuracy = summary["accuracy"]
+    rows = [
+        ("rounds", f"{summary['rounds']:,}"),
+        ("final accuracy", console.percent(accuracy["final"])),
+        ("mean of the last 10", console.percent(accuracy["mean10"])),
+        ("best, smoothed", console.percent(accuracy["best_smoothed"])),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("multiply-adds", f"{summary['macs']:,}"),
+        ("virtual clock", console.duration(summary["clock"])),
+        ("wall time", console.duration(summary["wall"])),
+    ]
+    for target, reach in summary["targets"].items():
+        when = f"round {reach['round']}, clock {console.duration(reach['clock'])}" if reach else "not reached"
+        rows.append((f"reached {target}", when))
+    title = f"{summary['method']} · {summary['model']} · {summary['dataset']}"
+    console.table(title, ("", ""), rows)
+
+
+def side_by_side(summaries: Sequence[dict[str, Any]]) -> None:
+    """Runs beside each other, with the change of the last against the first."""
+
+    def row(name: str, show: Callable[[Any], str], values: list[Any], change: bool = True) -> list[str]:
+        known = change and None not in values
+        shown = ["-" if value is None else show(value) for value in values]
+        return [name, *shown, f"{values[-1] / values[0] - 1:+.0%}" if known else ""]
+
+    def of(key: str) -> list[Any]:
+        return [summary[key] for summary in summaries]
+
+    rows = [
+        row("final accuracy", console.percent, [each["final"] for each in of("accuracy")], change=False),
+        row(
+            "mean accuracy, last 10 rounds",
+            console.percent,
+            [each["mean10"] for each in of("accuracy")],
+            change=False,
+        ),
+    ]
+    for target in summaries[0]["targets"]:
+        clocks = [(each[target] or {}).get("clock") for each in of("targets")]
+        rows.append(row(f"virtual time to {console.percent(float(target))}", console.duration, clocks))
+    rows += [
+        row("virtual time in all", console.duration, of("clock")),
+        row("parameters", "{:,}".format, of("parameters")),
+        row("multiply-adds an image", "{:,}".format, of("macs")),
+        row("sent to devices", console.megabytes, of("bytes_down")),
+        row("sent by devices", console.megabytes, of("bytes_up")),
+    ]
+    console.table("", ["", *of("method"), "change"], rows)

@@ -1,0 +1,255 @@
+"""The figures as data: which there are, their axes, and what the page's script hands to plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from feddumap.report.label_mixes import Mix
+from feddumap.report.lines import COLOURS, Columns, Line, Numbers, Table, spread
+from feddumap.report.prunings import Pruned, layers
+
+FAR = 20  # times the median: costs that reach beyond are drawn on a logarithmic axis
+PATTERNS = ("", "/", "x", ".", "-")  # of bars, in place of dashes
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A column to draw: `name` is what the reader chooses it by, and values are divided by `scale`."""
+
+    key: str
+    name: str
+    title: str
+    scale: float = 1.0
+    percent: bool = False
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of lines with a choice of columns on either axis."""
+
+    name: str
+    title: str
+    table: Literal["accuracy", "rounds"]
+    x: tuple[Axis, ...]
+    y: tuple[Axis, ...]
+
+
+ROUNDS = Axis("round", "rounds", "rounds")
+
+
+def charts(lines: Sequence[Line]) -> list[Chart]:
+    """The figures of lines that these series give: accuracy, the server step if any has one, and cost."""
+
+    def sized(table: str, key: str, name: str, title: str, unit: str) -> Axis:
+        values = _values((getattr(line, table) for line in lines), key)
+        middle, largest = median(values or [0.0]), max(values, default=0.0)
+        log = table == "rounds" and largest > FAR * middle and min(values) > 0
+        scale, letter = (_time if unit == "s" else _metric)(middle if log else largest)
+        shown = letter if unit == "s" else f"{letter}{unit}"
+        return Axis(key, name, f"{title} ({shown})" if shown else title, scale, log=log)
+
+    x = (
+        ROUNDS,
+        sized("accuracy", "time", "virtual time", "virtual time", "s"),
+        sized("accuracy", "bytes", "bytes", "sent down and up", "B"),
+    )
+    y = (
+        Axis("smooth", "smoothed", "test accuracy", percent=True),
+        Axis("raw", "raw", "test accuracy", percent=True),
+    )
+    found = [Chart("accuracy", "Test accuracy", "accuracy", x, y)]
+    if any(value is not None for line in lines for value in line.rounds.mean["alpha"]):
+        steps = (Axis("tau_eff", "τ_eff", "τ_eff (steps)"), Axis("alpha", "α", "α"))
+        found.append(Chart("server", "Server update", "rounds", (ROUNDS,), steps))
+    costs = (
+        sized("rounds", "seconds", "virtual time", "virtual time of a round", "s"),
+        sized("rounds", "wall", "wall time", "wall time of a round", "s"),
+        sized("rounds", "down", "bytes down", "sent to devices in a round", "B"),
+        sized("rounds", "up", "bytes up", "sent by devices in a round", "B"),
+        sized("rounds", "parameters", "parameters", "parameters", ""),
+        sized("rounds", "macs", "multiply-adds", "multiply-adds an image", ""),
+    )
+    found.append(Chart("cost", "Cost of a round", "rounds", (ROUNDS,), costs))
+    return found
+
+
+def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, Any]]:
+    """The series for the page's script, with the columns that the charts draw, in the units of their axes.
+
+    Of seeds and their range, columns that are the same as the mean's are left out: many are, and pages large.
+    """
+    scales = {axis.key: axis.scale for chart in found for axis in (*chart.x, *chart.y)}
+
+    def columns(value: Columns) -> Columns:
+        return {key: _short(numbers, scales[key]) for key, numbers in value.items() if key in scales}
+
+    def table(value: Table) -> dict[str, Any]:
+        mean = columns(value.mean)
+
+        def unlike(other: Columns) -> Columns:
+            return {key: numbers for key, numbers in columns(other).items() if numbers != mean.get(key)}
+
+        alone = len(value.seeds) == 1
+        return {
+            "mean": mean,
+            "low": unlike(value.low),
+            "high": unlike(value.high),
+            "members": value.members,
+            "seeds": [
+                {"seed": each.seed, "going": not each.finished, **unlike(each.columns)}
+                for each in ([] if alone else value.seeds)
+            ],
+        }
+
+    return [
+        {
+            "label": plain(line.label),
+            **asdict(line.style),
+            "accuracy": table(line.accuracy),
+            "rounds": table(line.rounds),
+        }
+        for line in lines
+    ]
+
+
+def bars(group: Sequence[Pruned], lines: Sequence[Line]) -> dict[str, Any]:
+    """The share removed from each layer, a bar for each series. A trace's `meta` says whose it is."""
+    traces = [
+        {
+            "type": "bar",
+            "meta": {"line": pruned.place},
+            "name": plain(pruned.label),
+            "x": [plain(layer) for layer in pruned.removed],
+            "y": _short(list(pruned.removed.values())),
+            "marker": {"color": lines[pruned.place].style.colour, "pattern": _pattern(pruned.place)},
+            "hovertemplate": f"{plain(pruned.label)}<br>%{{x}}: %{{y:.1%}} removed<extra></extra>",
+        }
+        for pruned in group
+    ]
+    names = [plain(layer) for layer in layers(group)]
+    x = {"type": "category", "categoryorder": "array", "categoryarray": names}
+    y = {"title": {"text": f"{group[0].what} removed"}, "tickformat": ".0%", "rangemode": "tozero"}
+    return {
+        "data": traces,
+        "layout": {"barmode": "group", "bargap": 0.7 if len(group) == 1 else 0.3, "xaxis": x, "yaxis": y},
+    }
+
+
+def heat(found: Mix) -> dict[str, Any]:
+    """The label mixes as a heat map under the degrees; the server's is a column of its own at the left."""
+    who = [f"device {device}" for device in found.devices]
+    places = list(range(len(found.devices)))
+    shares, degrees = found.shares.tolist(), found.degrees.tolist()
+    if found.server is not None:  # and a gap
+        who, places = ["the server", "", *who], [-2, -1, *places]
+        shares = [found.server.tolist(), [None] * len(found.classes), *shares]
+        degrees = [found.server_degree, None, *degrees]
+    ticks = spread(len(found.devices), 6)[0 if found.server is None else 1 :]  # room for the server's
+    names = [plain(name) for name in found.classes]
+    data = [
+        {
+            "type": "heatmap",
+            "x": places,
+            "y": names,
+            "z": [_short([row[label] for row in shares]) for label in range(len(names))],
+            "text": [who] * len(names),
+            "hovertemplate": "%{text}<br>%{y}: %{z:.1%}<extra></extra>",
+            "hoverongaps": False,
+            "zmin": 0,
+            "colorbar": {
+                "title": {"text": "share"},
+                "tickformat": ".0%",
+                "thickness": 10,
+                "len": 0.72,
+                "y": 0.36,
+            },
+        },
+        {
+            "type": "bar",
+            "x": places,
+            "y": _short(degrees),
+            "yaxis": "y2",
+            "text": who,
+            "textposition": "none",
+            "marker": {"color": "#D55E00"},
+            "hovertemplate": "%{text}<br>degree %{y:.3f}<extra></extra>",
+        },
+    ]
+    server = [] if found.server is None else [-2]
+    layout = {
+        "showlegend": False,
+        "xaxis": {
+            "title": {"text": "device"},
+            "tickvals": [*server, *ticks],
+            "ticktext": [*("server" for _ in server), *(str(found.devices[i]) for i in ticks)],
+            "tickangle": 0,
+            "showgrid": False,
+        },
+        "yaxis": {"domain": [0, 0.72], "autorange": "reversed", "showgrid": False, "type": "category"},
+        "yaxis2": {"domain": [0.8, 1], "title": {"text": "degree"}, "range": [0, 1], "anchor": "x"},
+    }
+    return {"data": data, "layout": layout, "rows": len(names)}
+
+
+def plain(text: str) -> str:
+    """Text for plotly, which reads a little HTML.
+
+    >>> plain("a <b> & c")
+    'a &lt;b&gt; &amp; c'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _pattern(place: int) -> dict[str, Any]:
+    shape = PATTERNS[place // len(COLOURS) % len(PATTERNS)]
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)", "size": 7}
+
+
+def _values(tables: Iterable[Table], key: str) -> list[float]:
+    known = (value for table in tables for track in table.seeds for value in track.columns.get(key, ()))
+    return [value for value in known if value is not None]
+
+
+def _time(largest: float) -> tuple[float, str]:
+    """
+    >>> _time(90), _time(838), _time(15953)
+    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
+    """
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if largest >= 2 * size:
+            return size, unit
+    return 1.0, "s"
+
+
+def _metric(largest: float) -> tuple[float, str]:
+    """
+    >>> _metric(950), _metric(61_706), _metric(9_750_922)
+    ((1.0, ''), (1000.0, 'k'), (1000000.0, 'M'))
+    """
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if largest >= size:
+            return size, letter
+    return 1.0, ""
+
+
+def _short(values: Sequence[float | None], scale: float = 1.0) -> Numbers:
+    """Six digits are more than a screen shows, and keep the page small."""
+    return [None if value is None else float(f"{value / scale:.6g}") for value in values]
+
+
+def file_name(chart: Chart, x: Axis, y: Axis) -> str:
+    """Such as accuracy-bytes-raw or cost-seconds: the axes that can be chosen."""
+    parts = [chart.name, *([x.key] if len(chart.x) > 1 else []), *([y.key] if y.key != "smooth" else [])]
+    return "-".join(parts).replace("_", "-")
+
+
+def numbered(name: str, number: int, count: int) -> str:
+    """
+    >>> numbered("labels", 0, 1), numbered("labels", 1, 2)
+    ('labels', 'labels-2')
+    """
+    return name if count == 1 else f"{name}-{number + 1}"

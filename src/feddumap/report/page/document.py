@@ -1,0 +1,144 @@
+"""One page about some runs, which needs nothing but itself, and the figures for a paper beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from feddumap import __version__
+from feddumap.errors import FeddumapError
+from feddumap.report import charts
+from feddumap.report.label_mixes import Mix
+from feddumap.report.page.parts import going, legend
+from feddumap.report.page.sections import FAINT, Content, lead, sections
+from feddumap.system.atomic_files import write_bytes, write_text
+
+# what the page needs is in it: nothing is loaded from anywhere, and nothing sent
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "form-action 'none'; base-uri 'none'"
+)
+Progress = Callable[[str, int, int], None]  # what, done, of how many
+
+
+def needed(*, figures: bool = True) -> None:
+    """Say so at once if what draws the page, and the figures beside it, is not installed."""
+    for name in ("plotly", "matplotlib") if figures else ("plotly",):
+        try:
+            import_module(name)
+        except ImportError:
+            raise FeddumapError(
+                f"{name}, which draws a report's figures, is not installed: pip install 'feddumap[report]'"
+            ) from None
+
+
+def write(folder: Path, value: Content, progress: Progress, *, figures: bool = True) -> Path:
+    """The figures, then the page that refers to them, or the page alone; returns the page's path."""
+    if folder.exists() and not folder.is_dir():
+        raise FeddumapError(f"--out {folder} is a file: give the name of a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if figures:
+        _draw(folder / "figures", value, progress)
+    write_text(folder / "index.html", html(value, figures=figures))
+    return folder / "index.html"
+
+
+def _draw(folder: Path, value: Content, progress: Progress) -> None:
+    from feddumap.report import figures as static
+
+    folder.mkdir(exist_ok=True)
+    shown = [mix for mix in value.mixes if isinstance(mix, Mix)]
+    drawings = static.drawings(value.lines, value.charts, value.pruned, shown)
+    for done, (name, drawing) in enumerate(drawings.items()):
+        progress("figures", done, len(drawings))
+        png, svg = static.files(drawing)
+        write_bytes(folder / f"{name}.png", png)
+        write_bytes(folder / f"{name}.svg", svg)
+    progress("figures", len(drawings), len(drawings))
+
+
+def html(value: Content, *, figures: bool = True) -> str:
+    """The whole page."""
+    from plotly.offline import get_plotlyjs
+
+    resources = files("feddumap.report.page")
+    css, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    plotly = get_plotlyjs().replace("</script", "<\\/script")
+    shown = sections(value)
+    links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in shown)
+    body = "".join(f'<section id="{key}"><h2>{title}</h2>{inner}</section>' for key, title, inner in shown)
+    kinds = [*(["alone"] if len(value.lines) == 1 else []), *([] if figures else ["plain"])]
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
+    elsewhere = 'They are also in the folder <a href="figures/">figures</a>.' if figures else ""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="generator" content="feddumap {__version__}">
+<title>{escape(value.title)} · feddumap report</title>
+<link rel="icon" href="data:,">
+<style>{css}</style>
+</head>
+<body{kind}>
+<a class="skip" href="#main">Skip to the figures</a>
+<header>
+<div class="bar"><p class="mark">feddumap report</p>
+<button type="button" id="theme" aria-pressed="false">dark</button></div>
+<h1>{escape(value.title)}</h1>
+<p class="lead">{escape(lead(value))}</p>
+{going(value.series)}
+<nav aria-label="Sections">{links}</nav>
+<noscript><p class="missing">The interactive figures need JavaScript. {elsewhere}</p></noscript>
+</header>
+<div class="layout">
+<aside aria-label="Series">{legend(value.lines)}</aside>
+<main id="main" tabindex="-1">{body}</main>
+</div>
+<footer>Made by feddumap {__version__}.</footer>
+<script type="application/json" id="data">{_embedded(_data(value))}</script>
+<script>{plotly}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _data(value: Content) -> dict[str, Any]:
+    """What the page's script draws."""
+
+    def axis(each: charts.Axis) -> dict[str, Any]:
+        return {"key": each.key, "title": each.title, "percent": each.percent, "log": each.log}
+
+    scores = [mean10.mean if (mean10 := row.accuracy["mean10"]) else 0.0 for row in value.compared.rows]
+    return {
+        "lines": charts.line_data(value.lines, value.charts),
+        "best": sorted(range(len(scores)), key=lambda place: -scores[place])[:5],
+        "faint": FAINT,
+        "charts": [
+            {
+                "name": chart.name,
+                "table": chart.table,
+                "x": list(map(axis, chart.x)),
+                "y": list(map(axis, chart.y)),
+                "files": {
+                    f"{x.key} {y.key}": charts.file_name(chart, x, y) for x in chart.x for y in chart.y
+                },
+            }
+            for chart in value.charts
+        ],
+        "pruning": [charts.bars(group, value.lines) for group in value.pruned],
+        "labels": [charts.heat(mix) for mix in value.mixes if isinstance(mix, Mix)],
+    }
+
+
+def _embedded(value: Any) -> str:
+    """JSON that cannot end the script element it is in, whatever a label says."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

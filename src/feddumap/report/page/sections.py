@@ -1,0 +1,153 @@
+"""What the page says, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from feddumap.report import charts as plots
+from feddumap.report import label_mixes, prunings
+from feddumap.report.charts import Chart, file_name, numbered
+from feddumap.report.comparison import document
+from feddumap.report.label_mixes import Missing, Mix
+from feddumap.report.lines import MOST, Line, lines
+from feddumap.report.notes import notes
+from feddumap.report.page import parts
+from feddumap.report.prunings import Pruned
+from feddumap.report.series import Recorded, Series, series
+from feddumap.report.statistics import Comparison, compare
+
+FAINT = 6  # series: with no more than these, a smoothed curve has the raw one behind it
+FINISHED = "Lines are means over seeds, and bands reach from the lowest to the highest."
+GOING_ON = (
+    "Lines are means over the finished seeds, or over all as far as they have come, and bands reach from the "
+    "lowest to the highest; seeds that are still going are thin lines."
+)
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that a page shows."""
+
+    title: str
+    series: Sequence[Series]
+    lines: Sequence[Line]
+    compared: Comparison
+    charts: Sequence[Chart]
+    pruned: Sequence[Sequence[Pruned]]
+    mixes: Sequence[Mix | Missing]
+
+    @property
+    def runs(self) -> list[Recorded]:
+        return [run for each in self.series for run in each.runs]
+
+
+def content(title: str, runs: Sequence[Recorded]) -> Content:
+    """What there is to show of these runs."""
+    found = series(runs)
+    drawn = lines(found)
+    pruned = prunings.groups(prunings.prunings(found))
+    return Content(title, found, drawn, compare(found), plots.charts(drawn), pruned, label_mixes.mixes(runs))
+
+
+def lead(value: Content) -> str:
+    runs = value.runs
+    models = sorted({run.config.model.name for run in runs})
+    data = sorted({Path(run.config.data.name).name for run in runs})
+    seeds = len({run.seed for run in runs})
+    counts = [_times(len(value.series), "series"), _times(len(runs), "run"), _times(seeds, "seed")]
+    return " · ".join([*(counts if len(runs) > 1 else [value.series[0].label]), _some(models), _some(data)])
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 or what.endswith('s') else 's'}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def sections(value: Content) -> list[tuple[str, str, str]]:
+    """Key, title and content of each section that has something to show."""
+    several = any(len(each.runs) > 1 for each in value.series)
+    charts = {chart.name: (chart.title, _chart(chart, several, value)) for chart in value.charts}
+    shown = document(value.compared, notes(value.series, value.compared))
+    tables = parts.comparison(shown, value.lines)
+    found = [
+        ("accuracy", *charts["accuracy"]),
+        ("comparison", "Comparison" if len(value.lines) > 1 else "Results", tables),
+    ]
+    if "server" in charts:
+        found.append(("server", *charts["server"]))
+    found.append(("cost", *charts["cost"]))
+    if value.pruned:
+        found.append(("pruning", "What was pruned", _pruned(value)))
+    found.append(("labels", "Who held which labels", _mixes(value)))
+    found.append(("runs", "Runs", parts.runs(value.series, value.lines)))
+    return found
+
+
+def _chart(chart: Chart, several: bool, value: Content) -> str:
+    going = any(not run.finished for run in value.runs)
+    alone = any(len(each.runs) == 1 for each in value.series)
+    few = (
+        "the faint one is raw"
+        if len(value.lines) == 1
+        else f"up to {FAINT} lines have raw ones behind, faint"
+    )
+    said = {
+        "accuracy": "On the test images. Smoothed curves are Savitzky-Golay, window 39, order 3 (shorter for "
+        f"short runs){f'; {few}' if alone else ''}.",
+        "server": "What the server adds to the devices' mean: a step of τ_eff = α τ of its own τ steps.",
+        "cost": "Of each round by itself. Virtual time is what it would have taken on real devices, "
+        "wall time what it took here.",
+    }[chart.name]
+    caption = [said, *([GOING_ON if going else FINISHED] if several else [])]
+    if any(len(run.records) > MOST for run in value.runs):
+        caption.append(f"Of longer runs {MOST:,} rounds are shown, evenly.")
+    alternative = f"{chart.title} by series; the tables of the comparison have the numbers."
+    place = parts.figure(chart.name, alternative, " ".join(caption), file_name(chart, chart.x[0], chart.y[0]))
+    return parts.controls(chart, several) + place
+
+
+def _pruned(value: Content) -> str:
+    shown = []
+    for number, group in enumerate(value.pruned):
+        name = numbered("pruning", number, len(value.pruned))
+        caption = f"Share of the {group[0].what} removed from each layer of {escape(group[0].model)}"
+        caption += ", the mean over seeds." if any(len(each.seeds) > 1 for each in group) else "."
+        shown.append(parts.figure(f"pruning-{number}", caption, caption, name))
+        shown += [parts.pruning(pruned, value.lines[pruned.place]) for pruned in group]
+    return "".join(shown)
+
+
+def _mixes(value: Content) -> str:
+    shown, number, total = [], 0, sum(isinstance(mix, Mix) for mix in value.mixes)
+    for mix in value.mixes:
+        heading = f"<h3>{escape(mix.title)}</h3>" if len(value.mixes) > 1 else ""
+        if isinstance(mix, Missing):
+            shown.append(f'{heading}<p class="missing">No label mix here: {escape(mix.reason)}.</p>')
+            continue
+        name = numbered("labels", number, total)
+        alternative = f"Label mix of the devices of {mix.title}."
+        shown.append(heading + parts.figure(f"labels-{number}", alternative, escape(_about(mix)), name))
+        number += 1
+    return "".join(shown)
+
+
+def _about(mix: Mix) -> str:
+    """What a heat map shows and what it leaves out."""
+    few = len(mix.devices) < mix.total
+    said = [f"{len(mix.devices)} of {mix.total:,} devices, chosen evenly." if few else "Every device."]
+    said.append(
+        "Degrees are base-2 Jensen-Shannon divergences from the label mix of all devices, 0 to 1: "
+        f"{mix.mean_degree:.3f} in the mean of all devices"
+        + ("." if mix.server_degree is None else f", {mix.server_degree:.3f} for the server.")
+    )
+    first, *others = mix.seeds
+    if others:
+        listed = _some([str(seed) for seed in others])
+        said.append(f"Shown is seed {first}; seeds {listed} were dealt in the same way, otherwise at random.")
+    return " ".join(said)

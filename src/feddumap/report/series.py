@@ -1,0 +1,127 @@
+"""Run directories as tables and plots see them: finished or still going, grouped over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from feddumap.config import Config
+from feddumap.errors import FeddumapError
+from feddumap.methods.registry import resolve
+from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.summary import accuracies
+
+NAMES = ("method.name", "model.name", "data.name")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One run: its directory, its resolved configuration and its records so far."""
+
+    path: Path
+    config: Config
+    records: Sequence[dict[str, Any]]
+    finished: bool
+
+    @property
+    def seed(self) -> int:
+        return self.config.run.seed
+
+    @cached_property
+    def accuracy(self) -> dict[str, float | None]:
+        """final, mean10, best and best_smoothed."""
+        return accuracies(self.records)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ in their seeds only, in the order of the seeds; the label tells series apart."""
+
+    label: str
+    runs: tuple[Recorded, ...]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+
+def find(paths: Iterable[Path]) -> list[Recorded]:
+    """The runs in these folders: each is a run directory, or a folder of them at any depth.
+
+    Runs without a finished round are left out; it is an error if none is left.
+    """
+    found: dict[Path, Recorded] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise FeddumapError(f"{path} is not a folder: give run directories, or folders of them")
+        for config in sorted(path.rglob("config.toml")):
+            folder = config.parent
+            records = read_records(folder)
+            if records and folder.resolve() not in found:
+                stored = read_config(folder)
+                stored = stored.model_copy(update={"method": resolve(stored.method)})
+                found[folder.resolve()] = Recorded(folder, stored, records, _ended(folder, len(records)))
+    if not found:
+        named = ", ".join(map(str, paths)) or "nothing"
+        raise FeddumapError(f"no run with a finished round in {named}: give the folder of a run or of a grid")
+    return list(found.values())
+
+
+def _ended(folder: Path, rounds: int) -> bool:
+    """Whether the run's summary is of these rounds: one that was given more to do has an old summary."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet
+        return False
+    return isinstance(summary, dict) and summary.get("rounds") == rounds
+
+
+def series(runs: Sequence[Recorded]) -> list[Series]:
+    """The runs grouped by everything but the seed, in the order of first appearance, each with a label.
+
+    A second run of one configuration and seed begins a series of its own, named after its folder.
+    """
+    groups: dict[str, list[Recorded]] = {}
+    for run in runs:
+        identity = run.config.model_dump_json(exclude={"run"})
+        repeat = 0
+        while any(each.seed == run.seed for each in groups.get(f"{repeat} {identity}", [])):
+            repeat += 1
+        groups.setdefault(f"{repeat} {identity}", []).append(run)
+    members = list(groups.values())
+    labels = _labels([group[0].config for group in members])
+    return [
+        Series(_unlike(labels, i, group[0].path), tuple(sorted(group, key=lambda run: run.seed)))
+        for i, group in enumerate(members)
+    ]
+
+
+def _unlike(labels: Sequence[str], place: int, path: Path) -> str:
+    return f"{labels[place]} ({path})" if labels[place] in labels[:place] else labels[place]
+
+
+def _labels(configs: Sequence[Config]) -> list[str]:
+    """The method, then what else differs: the model and the data among all, other keys among those that share
+    method, model and data."""
+    flat = [_flat(config) for config in configs]
+    labels = []
+    for own in flat:
+        parts = [own["method.name"]]
+        parts += [own[key] for key in NAMES[1:] if len({other[key] for other in flat}) > 1]
+        alike = [other for other in flat if all(other[key] == own[key] for key in NAMES)]
+        parts += [
+            f"{key.split('.', 1)[1]}={value}"
+            for key, value in own.items()
+            if key not in NAMES and any(other.get(key) != value for other in alike)
+        ]
+        labels.append(" ".join(map(str, parts)))
+    return labels
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    dumped = config.model_dump(exclude={"run"})
+    return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}

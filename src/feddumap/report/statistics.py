@@ -1,0 +1,248 @@
+"""Series compared over their seeds: accuracy, time to a target, cost, and the test against a base.
+
+Pure functions from series to numbers; `compare_view` makes tables of them, `compare_notes` the caveats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, mean, stdev
+from typing import Any, Literal, get_args
+
+from feddumap.errors import FeddumapError
+from feddumap.report.series import Recorded, Series
+from feddumap.runs.summary import evaluated, reached
+
+Measure = Literal["final", "mean10", "best_smoothed"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+COSTS = ("parameters", "macs", "bytes_down", "bytes_up", "clock")
+LEVEL = 0.95  # of the confidence interval
+ALIKE = 1e-12  # accuracies are quotients of images: what differs by less differs by rounding only
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (divided by n - 1) over n seeds; one seed has no deviation."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run: its accuracies, when it reached the targets (None: it did not) and what it cost in all."""
+
+    path: str
+    seed: int
+    rounds: int
+    rounds_configured: int
+    finished: bool
+    evaluations: int
+    accuracy: dict[str, float | None]
+    targets: dict[str, dict[str, float] | None]
+    cost: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How many of the seeds reached a target. Their mean clock, and its ratio to that of the base, are there
+    only if all did: the mean of the quick ones alone would flatter."""
+
+    target: float
+    reached: int
+    seeds: int
+    clock: Spread | None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Accuracy against the base, paired over the seeds that both have: mean, confidence interval and p of a
+    paired t-test, p after Holm. With fewer than two such seeds, nothing but the seeds."""
+
+    seeds: tuple[int, ...]
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    holm: float | None = None
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One series: spreads over its seeds, and its runs. The base has no difference."""
+
+    label: str
+    method: str
+    model: str
+    data: str
+    accuracy: dict[str, Spread | None]
+    times: tuple[Reach, ...]
+    cost: dict[str, Spread]
+    difference: Difference | None
+    runs: tuple[Figures, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All series against one base; `measure` is the accuracy that was tested."""
+
+    base: str
+    measure: Measure
+    targets: tuple[float, ...]
+    rows: tuple[Row, ...]
+
+
+def compare(
+    found: Sequence[Series],
+    targets: Sequence[float] = (),
+    base: str | None = None,
+    measure: Measure = "mean10",
+) -> Comparison:
+    """Every run as it is, whatever its number of rounds. Without `targets`, those of the runs; without a
+    `base`, the only FedAvg there is, else the first series."""
+    wanted = targets_of(found, targets)
+    against = base_of(found, base)
+    figures = {each.label: tuple(figures_of(run, wanted) for run in each.runs) for each in found}
+    times = {label: [reach(runs, target) for target in wanted] for label, runs in figures.items()}
+    tested = _tests(figures, against, measure)
+    rows = [
+        Row(
+            label=each.label,
+            method=each.config.method.name,
+            model=each.config.model.name,
+            data=each.config.data.name,
+            accuracy={name: spread([run.accuracy[name] for run in figures[each.label]]) for name in MEASURES},
+            times=tuple(map(_with_ratio, times[each.label], times[against])),
+            cost={name: _spread([run.cost[name] for run in figures[each.label]]) for name in COSTS},
+            difference=tested.get(each.label),
+            runs=figures[each.label],
+        )
+        for each in found
+    ]
+    return Comparison(against, measure, wanted, tuple(rows))
+
+
+def base_of(found: Sequence[Series], label: str | None) -> str:
+    """The label of the series that the others are compared with."""
+    labels = [each.label for each in found]
+    if label is None:
+        plain = [each.label for each in found if each.config.method.name == "fedavg"]
+        return plain[0] if len(plain) == 1 else labels[0]
+    if label not in labels:
+        known = ", ".join(repr(each) for each in labels)
+        raise FeddumapError(f"--base {label!r} is not among the series: give one of {known}")
+    return label
+
+
+def targets_of(found: Sequence[Series], given: Sequence[float]) -> tuple[float, ...]:
+    """The given targets, else those that any run was configured with, in ascending order."""
+    for target in given:
+        if not 0 <= target <= 1:
+            raise FeddumapError(
+                f"--target {target:g} is no share of 1: give an accuracy such as 0.5 for 50 %"
+            )
+    settings = [run.config.run for each in found for run in each.runs]
+    configured = [target for run in settings for target in (*run.targets, run.target) if target is not None]
+    return tuple(sorted(set(given or configured)))
+
+
+def figures_of(run: Recorded, targets: Sequence[float]) -> Figures:
+    """One run in numbers: parameters, multiply-adds and clock of its last round, bytes of all its rounds."""
+    last = run.records[-1]
+    cost: dict[str, Any] = {
+        name: sum(record[name] for record in run.records) if name.startswith("bytes") else last[name]
+        for name in COSTS
+    }
+    return Figures(
+        path=str(run.path),
+        seed=run.seed,
+        rounds=len(run.records),
+        rounds_configured=run.config.train.rounds,
+        finished=run.finished,
+        evaluations=len(evaluated(run.records)),
+        accuracy=dict(run.accuracy),
+        targets={str(target): reached(run.records, target) for target in targets},
+        cost=cost,
+    )
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Mean and s = √(Σ(x - mean)² / (n - 1)) of the values that are there.
+
+    >>> spread([0.25, 0.75, 0.5]), spread([7]), spread([None])
+    (Spread(mean=0.5, std=0.25, n=3), Spread(mean=7, std=None, n=1), None)
+    """
+    known = [value for value in values if value is not None]
+    return _spread(known) if known else None
+
+
+def _spread(known: Sequence[float]) -> Spread:
+    return Spread(mean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+def reach(runs: Sequence[Figures], target: float) -> Reach:
+    """How many seeds reached a target, and their clock if all did."""
+    clocks = [point["clock"] for run in runs if (point := run.targets[str(target)]) is not None]
+    return Reach(target, len(clocks), len(runs), _spread(clocks) if len(clocks) == len(runs) else None)
+
+
+def _with_ratio(own: Reach, base: Reach) -> Reach:
+    if own.clock is None or base.clock is None:
+        return own
+    return replace(own, ratio=own.clock.mean / base.clock.mean)
+
+
+def paired(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
+    """The paired t-test of two accuracies by seed: with the differences d of the n common seeds,
+    t = mean(d) / (s(d) / √n), two-sided p and interval from Student's t with n - 1 degrees of freedom.
+
+    Differences that are all the same leave no deviation to divide by. Then the limits are given: p = 0 and an
+    interval of one point, or p = 1 if the difference is zero; `constant` says so.
+
+    >>> paired({1: 0.75, 2: 0.5}, {1: 0.5, 2: 0.25, 3: 0.5})
+    Difference(seeds=(1, 2), mean=0.25, low=0.25, high=0.25, p=0.0, holm=None, constant=True)
+    """
+    seeds = tuple(sorted(own.keys() & base.keys()))
+    if len(seeds) < 2:
+        return Difference(seeds)
+    differences = [own[seed] - base[seed] for seed in seeds]
+    average = fmean(differences)
+    if max(differences) - min(differences) <= ALIKE:
+        if abs(average) <= ALIKE:
+            return Difference(seeds, 0.0, 0.0, 0.0, p=1.0, constant=True)
+        return Difference(seeds, average, average, average, p=0.0, constant=True)
+    from scipy.stats import ttest_rel  # takes a second to import
+
+    test = ttest_rel([own[seed] for seed in seeds], [base[seed] for seed in seeds])
+    low, high = test.confidence_interval(LEVEL)
+    return Difference(seeds, average, float(low), float(high), p=float(test.pvalue))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's adjustment of m p values: the i-th smallest becomes the largest of (m - j + 1) · p_(j) over
+    j ≤ i, and 1 at most. Who calls different what stays below 0.05 errs, even once, in 5 % of cases at most.
+
+    >>> holm([0.25, 0.0625, 0.125])
+    [0.25, 0.1875, 0.25]
+    """
+    adjusted, highest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def _tests(figures: Mapping[str, Sequence[Figures]], base: str, measure: Measure) -> dict[str, Difference]:
+    """The test of every series but the base, adjusted for their number where there are several."""
+    values = {
+        label: {run.seed: value for run in runs if (value := run.accuracy[measure]) is not None}
+        for label, runs in figures.items()
+    }
+    found = {label: paired(own, values[base]) for label, own in values.items() if label != base}
+    raw = {label: each.p for label, each in found.items() if each.p is not None}
+    adjusted = dict(zip(raw, holm(list(raw.values())), strict=True))
+    return {label: replace(each, holm=adjusted.get(label)) for label, each in found.items()}

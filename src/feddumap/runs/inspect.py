@@ -1,0 +1,148 @@
+"""The story of a run, from its directory alone: how it learned, where it pruned, what that saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from feddumap.errors import FeddumapError
+from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.summary import accuracies, evaluated
+from feddumap.system import console
+from feddumap.system.console import duration, megabytes, percent
+
+POINTS = 10
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What `feddumap inspect run` tells; works for a run that is still going."""
+    config = read_config(path)
+    records = read_records(path)
+    if not records:
+        raise FeddumapError(f"{path} has no finished round yet: wait for the first, or resume it")
+    finished = (path / "summary.json").is_file()
+    return {
+        "run": str(path),
+        "method": config.method.model_dump(),
+        "model": config.model.name,
+        "data": config.data.name,
+        "kernels": config.train.kernels,
+        "rounds": len(records),
+        "of": len(records) if finished else config.train.rounds,
+        "finished": finished,
+        "accuracy": accuracies(records),
+        "clock": records[-1]["clock"],
+        "wall": records[-1]["wall"],
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "parameters": records[-1]["parameters"],
+        "macs": records[-1]["macs"],
+        "prunings": [
+            {
+                "round": record["round"],
+                **record["pruning"],
+                "round_seconds": _change(records, record["round"]),
+            }
+            for record in records
+            if "pruning" in record
+        ],
+        "left_out": {
+            what: sum(len(record.get(what, [])) for record in records) for what in ("dropped", "rejected")
+        },
+        "lost": [
+            {"round": record["round"], "device": int(device), "reason": reason}
+            for record in records
+            for device, reason in record.get("lost", {}).items()
+        ],
+        "curve": [_point(record) for record in _spread(evaluated(records))],
+    }
+
+
+def _change(records: list[dict[str, Any]], number: int) -> dict[str, float | None]:
+    """Virtual seconds of the last round before a pruning, and of the first after it."""
+    clocks = [0.0, *(record["clock"] for record in records)]
+    before = clocks[number] - clocks[number - 1] if number else None
+    return {"before": before, "after": clocks[number + 1] - clocks[number]}
+
+
+def _spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """About ten records, the first and the last among them."""
+    if len(records) <= POINTS:
+        return records
+    last = len(records) - 1
+    return [records[round(i * last / (POINTS - 1))] for i in range(POINTS)]
+
+
+def _point(record: dict[str, Any]) -> dict[str, Any]:
+    names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy")
+    return {name: record[name] for name in names if name in record}
+
+
+def show(value: dict[str, Any]) -> None:
+    """The story as tables."""
+    state = "finished" if value["finished"] else "not finished"
+    accuracy = value["accuracy"]
+    rows = [
+        ("method", ", ".join(f"{key} {setting}" for key, setting in value["method"].items())),
+        ("rounds", f"{value['rounds']} of {value['of']}, {state}"),
+        (
+            "accuracy",
+            f"final {percent(accuracy['final'])}, best smoothed {percent(accuracy['best_smoothed'])}",
+        ),
+        ("virtual clock, wall time", f"{duration(value['clock'])}, {duration(value['wall'])}"),
+        ("sent to devices, by devices", f"{megabytes(value['bytes_down'])}, {megabytes(value['bytes_up'])}"),
+        ("kernels", value["kernels"]),
+        ("parameters, multiply-adds now", f"{value['parameters']:,}, {value['macs']:,}"),
+    ]
+    for what, count in value["left_out"].items():
+        if count:
+            rows.append((f"models {what}", str(count)))
+    console.table(f"{value['run']}: {value['model']} on {value['data']}", ("", ""), rows)
+    columns = list(value["curve"][-1]) if value["curve"] else []
+    if columns:
+        console.table(
+            "How it learned", columns, [[point.get(name) for name in columns] for point in value["curve"]]
+        )
+    for pruning in value["prunings"]:
+        _show_pruning(pruning)
+    if lost := value["lost"]:
+        _show_lost(lost)
+
+
+def _show_lost(lost: list[dict[str, Any]]) -> None:
+    columns = ("round", "device", "reason")
+    title = "Devices that were missing"
+    if len(lost) > POINTS:
+        title += f": the last {POINTS} of {len(lost)} times"
+    console.table(title, columns, [[each[name] for name in columns] for each in lost[-POINTS:]])
+
+
+def _show_pruning(pruning: dict[str, Any]) -> None:
+    nodes = pruning.get("nodes", [])
+    said = f"Pruned after {pruning['round']} rounds at the global rate {pruning['rate']:.3f}"
+    if nodes:
+        rates = [node["p"] for node in nodes]
+        said += f", from {len(nodes)} nodes with rates of {min(rates):.3f} to {max(rates):.3f}"
+        clamped = sum(bool(node.get("clamped")) for node in nodes)
+        said += f" ({clamped} clamped at the largest allowed)" if clamped else ""
+    if pruning["threshold"] is not None:
+        said += f"; threshold {pruning['threshold']:.4g}"
+    console.out.print(f"{said}.")
+    layers = pruning["layers"]
+    what = "weights" if any("weights" in layer for layer in layers.values()) else "filters"
+    rows = [(name, layer[what], layer["kept"], f"{layer['rate']:.3f}") for name, layer in layers.items()]
+    console.table(what.capitalize(), ("layer", "all", "kept", "rate"), rows)
+    seconds = pruning["round_seconds"]
+    costs = [
+        ("parameters", pruning["parameters"]["before"], pruning["parameters"]["after"]),
+        ("multiply-adds", pruning["macs"]["before"], pruning["macs"]["after"]),
+    ]
+    shown: list[tuple[str, str, str, str]] = [
+        (what, f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}") for what, before, after in costs
+    ]
+    if seconds["before"]:
+        change = f"{seconds['after'] / seconds['before'] - 1:+.1%}"
+        shown.append(
+            ("virtual seconds a round", f"{seconds['before']:.2f}", f"{seconds['after']:.2f}", change)
+        )
+    console.table("How the cost fell", ("", "before", "after", "change"), shown)

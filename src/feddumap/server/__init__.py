@@ -1,1 +1,0 @@
-"""The `server` slot: what the server does to the aggregated model."""

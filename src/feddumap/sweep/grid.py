@@ -1,0 +1,248 @@
+"""A grid: many runs described by one file. Its cells are the products of the swept values, each checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from feddumap import run as api
+from feddumap.config import CARRIED_OUT, Config, load, read_toml
+from feddumap.errors import FeddumapError
+from feddumap.methods.registry import RECIPES, resolve, settings_model
+from feddumap.runs.directory import carried_out_like, read_config, refuse_existing
+
+PLAIN = ("method.name", "model.name", "data.name", "run.seed")  # values that need no key beside them
+LONGEST = 120  # characters of a cell's name
+
+Naming = Callable[[Mapping[str, Any], Config], str]  # of the swept values and the resolved configuration
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid: its name, its directory, what was swept, its configuration and its rounds."""
+
+    name: str
+    path: Path
+    swept: Mapping[str, Any]
+    config: Config
+    rounds: int
+
+    @property
+    def kind(self) -> str:
+        """Cells of a kind take about as long."""
+        return f"{self.config.model.name} on {self.config.data.name}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A table of a grid: the values of every key it varies, and the methods that the file names for it, of
+    which a --set may have kept one."""
+
+    values: Mapping[str, list[Any]]
+    methods: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What all cells have in common, the tables whose products they are, and all methods the file names."""
+
+    base: Config
+    sweeps: Sequence[Sweep]
+    methods: Sequence[str]
+
+
+def read(file: Path, sets: Iterable[str] = ()) -> Grid:
+    """The grid of a file."""
+    return parse(read_toml(file, "grid"), str(file), sets)
+
+
+def parse(table: Mapping[str, Any], source: str, sets: Iterable[str] = ()) -> Grid:
+    """A grid from the tables of a file, `source`. A --set is for all cells: where its key is swept, it keeps
+    that value alone, and of several tables that sweep it those that have the value, if any has."""
+    base = {section: dict(keys) if isinstance(keys, dict) else keys for section, keys in table.items()}
+    swept = _sweeps(source, base.pop("grid", None))
+    default = [Config.parse(base).method.name]
+    sweeps = [Sweep(values, values.get("method.name", default)) for values in swept]
+    methods = [method for sweep in sweeps for method in sweep.methods]
+    for section, keys in load(None, sets).model_dump(exclude_unset=True).items():
+        for key, value in keys.items():
+            sweeps = _kept(sweeps, f"{section}.{key}", value)
+            if any(f"{section}.{key}" not in sweep.values for sweep in sweeps):
+                base.setdefault(section, {})[key] = value
+    return Grid(Config.parse(base), sweeps, methods)
+
+
+def _kept(sweeps: Sequence[Sweep], key: str, value: Any) -> list[Sweep]:
+    """The tables with that value alone."""
+    listed = any(value in sweep.values.get(key, []) for sweep in sweeps)
+    kept = []
+    for sweep in sweeps:
+        if key not in sweep.values:
+            kept.append(sweep)
+            continue
+        same = [each for each in sweep.values[key] if each == value]
+        if same or not listed:
+            alone = _all(key, value) or same or [value]
+            kept.append(replace(sweep, values={**sweep.values, key: alone}))
+    return kept
+
+
+def _sweeps(source: str, tables: Any) -> list[dict[str, list[Any]]]:
+    """The values to sweep, of [grid] or of each [[grid]]."""
+    found = tables if isinstance(tables, list) else [tables]
+    if not found or not all(isinstance(table, dict) and table for table in found):
+        raise FeddumapError(
+            f'{source} has no table [grid]: give one with what to vary, such as "run.seed" = [1, 2, 3]'
+        )
+    return [_sweep(table) for table in found]
+
+
+def _sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():  # a key without quotes is a table within the table
+        flat |= (
+            {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+        )
+    flat = {key: _all(key, value) or value for key, value in flat.items()}
+    for key, values in flat.items():
+        if "." not in key:
+            raise FeddumapError(f"grid key {key!r}: expected section.key, such as train.rounds")
+        if not isinstance(values, list) or not values:
+            raise FeddumapError(f"grid key {key} = {values!r}: expected a list of values, such as [1, 2]")
+    if "run.workers" in flat:
+        raise FeddumapError("grid key run.workers changes no result: take it out, and use --jobs")
+    for key in CARRIED_OUT:
+        if f"run.{key}" in flat:
+            raise FeddumapError(f"grid key run.{key} changes no result: take it out, and set it in [run]")
+    return flat
+
+
+def _all(key: str, value: Any) -> list[str] | None:
+    """The methods that "all" stands for."""
+    return list(RECIPES) if (key, value) == ("method.name", "all") else None
+
+
+def by_values(applied: Mapping[str, Any], _: Config | None = None) -> str:
+    """A folder's name from the swept values.
+
+    >>> by_values({"method.name": "feddu", "run.seed": 7, "method.c": 0.5}), by_values({"data.name": "./a b"})
+    ('feddu-7-method.c=0.5', 'a_b')
+    """
+    parts = [word(value) if key in PLAIN else f"{key}={word(value)}" for key, value in applied.items()]
+    return "-".join(parts)[:LONGEST].strip("._-") or "cell"
+
+
+def word(value: Any) -> str:
+    """A value as part of a folder's name."""
+    return re.sub(r"[^\w.=+-]+", "_", str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def cells(
+    file: Path, out: Path, sets: Iterable[str] = (), say: Callable[[str], None] = lambda _: None
+) -> list[Cell]:
+    """The cells of a grid's file."""
+    return cells_of(read(file, sets), out, say)
+
+
+def cells_of(
+    grid: Grid, out: Path, say: Callable[[str], None] = lambda _: None, naming: Naming = by_values
+) -> list[Cell]:
+    """The cells, in the order of the products: each checked as if it were about to be trained, and against
+    what its directory holds already. Combinations that come to the same run are one cell."""
+    notes: dict[str, None] = {}
+    checked: dict[str, tuple[Config, int]] = {}
+    found: dict[str, Cell] = {}
+    names: set[str] = set()
+    for applied, config in choices(grid):
+        try:
+            unseeded = config.model_dump_json(exclude={"run": {"seed"}})
+            if unseeded not in checked:  # no mistake depends on the seed
+                run = api.start(config, say=lambda note: notes.update({note: None}))
+                checked[unseeded] = run.config, run.rounds
+            resolved, rounds = checked[unseeded]
+            resolved = resolved.replace(run={"seed": config.run.seed})
+            identity = resolved.model_dump_json(exclude={"run": set(CARRIED_OUT)})
+            if identity in found:
+                continue
+            name = _free(naming(applied, resolved), names)
+            found[identity] = Cell(name, out / name, applied, resolved, rounds)
+            _refuse_others(found[identity])
+        except FeddumapError as error:
+            raise FeddumapError(f"cell {by_values(applied)}: {error}") from None
+    for note in notes:
+        say(note)
+    return list(found.values())
+
+
+def choices(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
+    """Every combination once, and its configuration, without the keys of [method] that its method lacks. A
+    key must suit one method of its table at least, or if all cells have it, one of the grid's."""
+    found: dict[str, tuple[dict[str, Any], Config]] = {}
+    everywhere = [method for method in grid.methods if method in list(RECIPES)]
+    for sweep in grid.sweeps:
+        chosen = [dict(zip(sweep.values, each, strict=True)) for each in product(*sweep.values.values())]
+        configs = [_with(grid.base, choice) for choice in chosen]
+        named = [method for method in sweep.methods if method in list(RECIPES)]
+        methods = list(dict.fromkeys([*named, *(config.method.name for config in configs)]))
+        everywhere += methods
+        _refuse_strangers([key[7:] for key in sweep.values if key.startswith("method.")], methods)
+        for choice, whole in zip(chosen, configs, strict=True):
+            config, strange = _fitted(whole)
+            applied = {key: value for key, value in choice.items() if key not in strange}
+            found.setdefault(config.model_dump_json(), (applied, config))
+    _refuse_strangers(grid.base.method.settings, list(dict.fromkeys(everywhere)))
+    return list(found.values())
+
+
+def _with(base: Config, choice: Mapping[str, Any]) -> Config:
+    value = base.model_dump()
+    for dotted, each in choice.items():
+        section, _, key = dotted.partition(".")
+        value.setdefault(section, {})[key] = each
+    return Config.parse(value)
+
+
+def _fitted(config: Config) -> tuple[Config, set[str]]:
+    """The configuration without the keys that its method does not have, and those."""
+    known = settings_model(config.method.name).model_fields
+    method = {key: value for key, value in config.method.settings.items() if key in known}
+    strange = {f"method.{key}" for key in config.method.settings if key not in known}
+    return Config.parse({**config.model_dump(), "method": {"name": config.method.name, **method}}), strange
+
+
+def _refuse_strangers(given: Iterable[str], methods: Sequence[str]) -> None:
+    """A key of [method] need not suit every method, but one at least."""
+    known = list(dict.fromkeys(key for method in methods for key in settings_model(method).model_fields))
+    for key in given:
+        if key not in known and key != "name":
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean method.{near[0]}? " if near else ""
+            raise FeddumapError(
+                f"unknown key method.{key}: {hint}Keys of {', '.join(methods)}: {', '.join(known) or 'none'}"
+            )
+
+
+def _refuse_others(cell: Cell) -> None:
+    """What is in the cell's directory must be this cell; workers and event files may differ."""
+    if not (cell.path / "config.toml").is_file():
+        refuse_existing(cell.path, cell.config)
+        return
+    stored = read_config(cell.path)
+    ours = carried_out_like(cell.config, stored)
+    if stored.model_copy(update={"method": resolve(stored.method)}) != ours:
+        refuse_existing(cell.path, ours)
+
+
+def _free(plain: str, taken: set[str]) -> str:
+    """The name, with a number if it is taken; then it is taken too."""
+    name, number = plain, 1
+    while name.casefold() in taken:
+        number += 1
+        name = f"{plain}-{number}"
+    taken.add(name.casefold())
+    return name

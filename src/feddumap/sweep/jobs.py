@@ -1,0 +1,172 @@
+"""Training the cells of a grid: one after another in this process, or several at a time in their own.
+
+A process is given its cell as one JSON line. It ends, at a checkpoint, when its standard input closes: when
+the grid is interrupted, and also when the grid's process goes away in any other manner.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from feddumap import run as api
+from feddumap.config import Config
+from feddumap.errors import FeddumapError
+from feddumap.sweep.grid import Cell
+from feddumap.system.determinism import cores
+
+TICK = 1.0  # seconds between two looks at the cells in training
+GRACE = 20.0  # seconds that a process has to save its checkpoint when the grid goes away
+
+
+def processes_of(config: Config, jobs: int = 1) -> int:
+    """How many processes train one cell: as configured if it is alone, else its share of the cores."""
+    return max(1, cores() // jobs) if jobs > 1 else config.run.workers or min(cores(), config.train.cohort)
+
+
+def carry_out(
+    cells: Sequence[Cell],
+    jobs: int,
+    tick: Callable[[], None],
+    ended: Callable[[Cell, str | None], None],
+) -> None:
+    """Train cells to their ends, `jobs` at a time. `ended` gets each with a sentence about what went wrong,
+    or None; `tick` is called every now and then."""
+    if jobs == 1:
+        for cell in cells:
+            ended(cell, attempt(cell.path, cell.config, tick))
+        return
+    with ThreadPoolExecutor(jobs) as threads, Processes() as processes:
+        futures: dict[Future[str | None], Cell] = {
+            threads.submit(processes.run, cell.path, _shared(cell.config, jobs)): cell for cell in cells
+        }
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, TICK, FIRST_COMPLETED)
+            for future in done:
+                ended(futures[future], future.result())
+            tick()
+
+
+def _shared(config: Config, jobs: int) -> Config:
+    return config.replace(run={"workers": processes_of(config, jobs)})
+
+
+def attempt(path: Path, config: Config, tick: Callable[[], None] = lambda: None) -> str | None:
+    """Train one cell, or go on with it, in this process; returns what went wrong in one sentence."""
+    try:
+        if (path / "config.toml").is_file():
+            run = api.resume(path, workers=config.run.workers, tensorboard=config.run.tensorboard)
+        else:
+            run = api.start(config, path)
+        try:
+            with closing(cast("Generator[dict[str, Any], None, None]", run.iterate())) as records:
+                for _ in records:
+                    tick()
+        finally:
+            run.close()
+    except FeddumapError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = f"cannot write or read {error.filename or path}: {error.strerror or error}"
+    except Exception as error:  # a bug in one cell is no reason to lose the others
+        reason = f"{type(error).__name__}: {error}; for more run: feddumap resume {path}"
+    else:
+        return None
+    return " ".join(reason.split())
+
+
+class Processes:
+    """Processes with a cell each; leaving the context ends them."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._stopping = True
+            for process in self._running:
+                assert process.stdin is not None
+                with suppress(OSError):
+                    process.stdin.close()
+
+    def run(self, path: Path, config: Config) -> str | None:
+        """Train one cell in a process of its own and wait for it."""
+        try:
+            with self._lock:
+                if self._stopping:
+                    return None
+                process = _begin()
+                self._running.add(process)
+                assert process.stdin is not None
+                process.stdin.write(json.dumps({"path": str(path), "config": config.model_dump()}) + "\n")
+                process.stdin.flush()
+            with process:
+                assert process.stdout is not None
+                said = process.stdout.read().strip().splitlines()
+                code = process.wait()
+                with self._lock:
+                    self._running.discard(process)
+        except OSError as error:
+            return f"its process could not be started ({error.strerror or error}): try a smaller --jobs"
+        if code < 0:
+            return (
+                f"its process was ended by signal {-code}, perhaps for want of memory: try a smaller --jobs"
+            )
+        return (said or [f"its process ended with exit code {code}"])[-1] if code else None
+
+
+def _begin() -> subprocess.Popen[str]:
+    paths = os.pathsep.join(filter(None, sys.path))
+    return subprocess.Popen(
+        [sys.executable, "-m", "feddumap.sweep.jobs"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for the grid, which ends its processes itself
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):  # until the parent closes it; sys.stdin would hold a lock that exiting needs
+        pass
+    _thread.interrupt_main()
+    threading.Event().wait(GRACE)
+    os._exit(1)
+
+
+def main() -> None:
+    """A process of `Processes`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        error = attempt(Path(job["path"]), Config.parse(job["config"]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if error:
+        print(error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

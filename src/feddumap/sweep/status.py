@@ -1,0 +1,190 @@
+"""How far the cells of a grid are, how long the rest will take, and what a person sees of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.summary import reached
+from feddumap.sweep.grid import Cell
+from feddumap.sweep.jobs import carry_out, processes_of
+from feddumap.system import console
+from feddumap.system.console import duration, percent
+
+WIDTH = 120  # columns of the tables where there is no terminal
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a cell is: `pace` is the seconds that one core needs for a round, None before the first."""
+
+    status: Literal["new", "interrupted", "finished"]
+    done: int = 0
+    pace: float | None = None
+
+
+def read_summary(cell: Cell) -> dict[str, Any] | None:
+    """The summary of a finished cell; None if it is not finished, whatever an earlier end left behind."""
+    try:
+        summary: dict[str, Any] = json.loads((cell.path / "summary.json").read_text(encoding="utf-8"))
+        rounds = int(summary["rounds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    target = cell.config.run.target
+    early = target is not None and reached(read_records(cell.path), target) is not None
+    return summary if rounds >= cell.rounds or early else None
+
+
+def look(cell: Cell) -> State:
+    """How far a cell is, from its directory alone."""
+    if not (cell.path / "config.toml").is_file():
+        return State("new")
+    records = read_records(cell.path)
+    status: Literal["finished", "interrupted"] = "finished" if read_summary(cell) else "interrupted"
+    if not records:
+        return State(status)
+    lanes = processes_of(read_config(cell.path))
+    return State(status, len(records), records[-1]["wall"] * lanes / len(records))
+
+
+def time_left(plan: Sequence[tuple[Cell, State]], jobs: int) -> tuple[float, list[str]]:
+    """Seconds until all are finished, with `jobs` at a time; and the kinds of cells about which nothing is
+    known yet, which the seconds leave out."""
+    paces: dict[str, list[float]] = {}
+    for cell, state in plan:
+        if state.pace is not None:
+            paces.setdefault(cell.kind, []).append(state.pace)
+    work, unknown = [0.0], dict[str, None]()
+    for cell, state in plan:
+        if state.status == "finished":
+            continue
+        if cell.kind in paces:
+            seconds = (cell.rounds - state.done) * (state.pace or median(paces[cell.kind]))
+            work.append(seconds / processes_of(cell.config, jobs))
+        else:
+            unknown[cell.kind] = None
+    return max(sum(work) / jobs, max(work)), list(unknown)
+
+
+def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
+    """Train the cells that are not finished, with progress; returns what went wrong, by the cell's name."""
+    states = {cell.name: look(cell) for cell in cells}
+    pending = [cell for cell in cells if states[cell.name].status != "finished"]
+    jobs = max(1, min(jobs, len(pending)))
+    going = {cell.name: cell for cell in pending}
+    failures: dict[str, str] = {}
+    total = sum(cell.rounds for cell in pending)
+
+    def tick() -> None:
+        states.update({name: look(cell) for name, cell in going.items()})
+        done = sum(states[cell.name].done if cell.name in going else cell.rounds for cell in pending)
+        left = time_left([(cell, states[cell.name]) for cell in cells if cell.name not in failures], jobs)
+        show(
+            done, f"cells {len(pending) - len(going)}/{len(pending)} · rounds {done}/{total} · {_left(*left)}"
+        )
+
+    def ended(cell: Cell, error: str | None) -> None:
+        del going[cell.name]
+        states[cell.name] = look(cell)
+        if error:
+            failures[cell.name] = error
+            console.say(f"{cell.name} failed: {error}")
+        elif summary := read_summary(cell):
+            accuracy, rounds = percent(summary["accuracy"]["final"]), summary["rounds"]
+            took = duration(summary["wall"])
+            console.say(f"{cell.name}: accuracy {accuracy} after {rounds} rounds in {took}")
+        tick()
+
+    if pending:
+        with console.overall(total) as show:
+            tick()
+            carry_out(pending, jobs, tick, ended)
+    return failures
+
+
+def _left(seconds: float, unknown: list[str]) -> str:
+    if unknown:
+        return f"left {duration(seconds)} at least" if seconds else "left: not known yet"
+    return f"left {duration(seconds)}"
+
+
+def plan(cells: Sequence[Cell], jobs: int) -> dict[str, Any]:
+    """What a grid would do."""
+    states = [(cell, look(cell)) for cell in cells]
+    jobs = max(1, min(jobs, sum(state.status != "finished" for _, state in states)))
+    seconds, unknown = time_left(states, jobs)
+    rows = [
+        {"cell": cell.name, "state": state.status, "done": state.done, "rounds": cell.rounds}
+        for cell, state in states
+    ]
+    return {"cells": rows, "jobs": jobs, "seconds": seconds, "no_pace_yet": unknown}
+
+
+def show_plan(value: dict[str, Any]) -> None:
+    """The cells and how far they are, then the time that the rest will take."""
+    rows = []
+    for row in value["cells"]:
+        at = f" at round {row['done']}/{row['rounds']}" if row["state"] == "interrupted" else ""
+        rows.append((row["cell"], row["state"] + at, row["rounds"]))
+    console.table("", ("cell", "state", "rounds"), rows)
+    states = [row["state"] for row in value["cells"]]
+    counts = [f"{states.count(each)} {each}" for each in ("finished", "interrupted", "new") if each in states]
+    said = f"{len(states)} cells: {', '.join(counts)}"
+    if value["seconds"]:
+        said += f"; {'at least' if value['no_pace_yet'] else 'about'} {duration(value['seconds'])} to go"
+    if value["no_pace_yet"]:
+        said += f"; no estimate yet for {', '.join(value['no_pace_yet'])}, of which no round has been trained"
+    console.out.print(f"{said}.", markup=False)
+
+
+def results(cells: Sequence[Cell], failures: dict[str, str]) -> list[dict[str, Any]]:
+    """A dictionary a cell: where it is, what was swept, what went wrong or else its summary."""
+    return [
+        {
+            "cell": cell.name,
+            "directory": str(cell.path),
+            "swept": dict(cell.swept),
+            "error": failures.get(cell.name),
+            **(read_summary(cell) or {}),
+        }
+        for cell in cells
+    ]
+
+
+def show_results(rows: Sequence[dict[str, Any]]) -> None:
+    """One row a cell."""
+    only_methods = all(list(row["swept"]) == ["method.name"] for row in rows)
+    columns = ("accuracy", "last 10", "virtual time", "parameters", "MACs", "down", "up", "wall time")
+    shown = []
+    for row in rows:
+        cells = (
+            [None] * len(columns)
+            if "accuracy" not in row
+            else [
+                percent(row["accuracy"]["final"]),
+                percent(row["accuracy"]["mean10"]),
+                duration(row["clock"]),
+                *(count(row[key]) for key in ("parameters", "macs")),
+                *(f"{count(row[key])}B" for key in ("bytes_down", "bytes_up")),
+                duration(row["wall"]),
+            ]
+        )
+        shown.append([row["cell"], *cells])
+    first = "method" if only_methods else "cell"
+    console.table("", (first, *columns), shown, right=columns, width=WIDTH)
+
+
+def count(number: int) -> str:
+    """A large number for people.
+
+    >>> count(950), count(61_706), count(9_750_922), count(153_293_824)
+    ('950', '61.7 k', '9.75 M', '153 M')
+    """
+    for size, letter in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return str(number)
