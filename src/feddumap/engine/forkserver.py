@@ -1,8 +1,8 @@
 """A fork server: imports torch once, then forks worker processes on request.
 
-Importing torch takes seconds, a fork milliseconds. The fork server has one thread and computes nothing, so its
-forks are clean; forks of this process would not be, as it may have threads and autograd refuses to run in a
-fork of a process that has used it. A command may fork the server from itself before it has done anything
+Importing torch takes seconds, a fork milliseconds. The fork server has one thread and computes nothing, so
+its forks are clean; forks of this process would not be, as it may have threads and autograd refuses to run in
+a fork of a process that has used it. A command may fork the server from itself before it has done anything
 (`prepare`); otherwise the server is started from scratch.
 """
 
@@ -107,8 +107,8 @@ def shared() -> ForkServer:
 
 
 def prepare(workers: int | None) -> None:
-    """Fork the fork server from this process, if `workers` need one and this process has one thread only. Call
-    it before anything is computed."""
+    """Fork the fork server from this process, if `workers` need one and this process has one thread only.
+    Call it before anything is computed."""
     global _shared
     if workers == 1 or (os.cpu_count() or 1) == 1 or _shared is not None:
         return
