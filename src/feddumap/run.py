@@ -26,6 +26,7 @@ from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore, StateStore
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.pool import Pool
+from feddumap.engine.registry import ENGINES, engine_named
 from feddumap.engine.rounds import RoundRecord, first_state, in_use, rounds, take_census
 from feddumap.errors import FeddumapError
 from feddumap.methods import recipes, registry
@@ -33,7 +34,7 @@ from feddumap.models import architecture, network
 from feddumap.models.cost import macs
 from feddumap.runs import tensorboard as events
 from feddumap.runs.directory import RunDirectory, holds, trained_as_one
-from feddumap.runs.summary import accuracies, reached
+from feddumap.runs.summary import accuracies, is_complete, reached
 from feddumap.system.determinism import cores, exact_math
 from feddumap.training.evaluation import Score
 from feddumap.training.model import choose_kernels
@@ -54,7 +55,7 @@ class Run:
     """A training run. Iterate it for the records of the rounds still to do; stop whenever you like.
 
     `records` holds a dictionary a round, `state` the server's state after the last one. `engine` makes the
-    cohort, if it is not to be this machine's processes.
+    cohort, if it is not to be what `run.engine` names.
     """
 
     engine: Callable[[Run], Engine] | None = None
@@ -84,13 +85,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done or the target was reached."""
-        return self._done()
-
-    def _done(self) -> bool:
-        target = self.config.run.target
-        if self.state.round >= self.rounds:
-            return True
-        return target is not None and reached(self.records, target) is not None
+        return is_complete(self.records, self.rounds, self.config.run.target)
 
     def check(self) -> None:
         """Refuse what could only fail later."""
@@ -108,26 +103,26 @@ class Run:
     def iterate(self, progress: Progress = lambda *_: None) -> Iterator[dict[str, Any]]:
         """Train round after round. `progress(what, done, whole)` is called for each device and survey."""
         self._watch()
-        if self._done():
+        if self.finished:
             self._finish()
             return
         started = time.perf_counter() - self._wall
         with exact_math():
             engine = self._engine()
-            try:
+        try:
+            with exact_math():
                 context = self._context(engine, progress)
-                steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
-                for state, record in steps:
-                    self._wall = time.perf_counter() - started
-                    self._keep(state, record)
-                    yield self.records[-1]
-                    if self._done():
-                        break
-            finally:
-                engine.close()
-                self._checkpoint()
-        if self._done():
-            self._finish()
+            steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
+            while not self.finished:
+                with exact_math():  # not around the yield: the caller's own settings hold between two rounds
+                    state, record = next(steps)
+                self._wall = time.perf_counter() - started
+                self._keep(state, record)
+                yield self.records[-1]
+        finally:
+            engine.close()
+            self._checkpoint()
+        self._finish()
 
     def run(self, on_round: Callable[[dict[str, Any]], None] | None = None) -> Run:
         """Train to the end."""
@@ -149,6 +144,7 @@ class Run:
             "model": self.config.model.name,
             "dataset": self.dataset.name,
             "rounds": self.state.round,
+            "configured_rounds": self.config.train.rounds,
             "accuracy": accuracies(self.records),
             "targets": {str(target): reached(self.records, target) for target in wanted},
             "parameters": in_use(self.state),
@@ -173,13 +169,9 @@ class Run:
 
     def _engine(self) -> Engine:
         config = self.config
-        if self.engine is not None:
-            return self.engine(self)
-        if config.run.engine != "local":
-            raise FeddumapError(
-                f"run.engine = {config.run.engine!r} cannot be used here: expected local, or the commands "
-                "`feddumap train` and `feddumap resume` for ray and `feddumap flower up` for flower"
-            )
+        engine = self.engine or engine_named(config.run.engine)
+        if engine is not None:
+            return engine(self)
         memory: StateStore = self.directory.memory if self.directory is not None else self._shelf
         workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
         if workers > 1 and config.run.device == "cpu":
@@ -348,6 +340,8 @@ def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
         _check_device(config.run.device)
     if config.run.tensorboard:
         events.require()
+    if config.run.engine in ENGINES:
+        engine_named(config.run.engine)
     dataset = catalog.get(config.data.name, say=say)
     return complete(config, dataset, say), dataset
 

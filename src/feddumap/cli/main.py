@@ -20,8 +20,8 @@ from feddumap.cli.paper import paper
 from feddumap.cli.report import report
 from feddumap.config import describe, load
 from feddumap.engine import forkserver
+from feddumap.engine.registry import engine_named
 from feddumap.errors import FeddumapError
-from feddumap.flower.engines import engine_of
 from feddumap.system.signals import exit_code, terminated_like_interrupted
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def train(
 ) -> None:
     """Train a model and keep everything about it in a run directory."""
     settings = load(config, sets or ())
-    engine = engine_of(settings.run.engine)
+    engine = engine_named(settings.run.engine)
     if engine is None:
         forkserver.prepare(settings.run.workers)
     name = f"{settings.method.name}-{settings.model.name}-{Path(settings.data.name).stem}-{settings.run.seed}"
@@ -115,7 +115,7 @@ def resume(
     from feddumap.runs.directory import read_config
     from feddumap.system import console
 
-    engine = engine_of(read_config(directory).run.engine)
+    engine = engine_named(read_config(directory).run.engine)
     run = api.resume(directory, workers, rounds, console.say, tensorboard)
     run.engine = engine
     if run.finished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from feddumap.config import Config
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import resolve
 from feddumap.runs.directory import read_config, read_records
-from feddumap.runs.summary import accuracies
+from feddumap.runs.summary import accuracies, finished
 
 NAMES = ("method.name", "model.name", "data.name")
 
@@ -64,20 +63,11 @@ def find(paths: Iterable[Path]) -> list[Recorded]:
             if records and folder.resolve() not in found:
                 stored = read_config(folder)
                 stored = stored.model_copy(update={"method": resolve(stored.method)})
-                found[folder.resolve()] = Recorded(folder, stored, records, _ended(folder, len(records)))
+                found[folder.resolve()] = Recorded(folder, stored, records, finished(folder))
     if not found:
         named = ", ".join(map(str, paths)) or "nothing"
         raise FeddumapError(f"no run with a finished round in {named}: give the folder of a run or of a grid")
     return list(found.values())
-
-
-def _ended(folder: Path, rounds: int) -> bool:
-    """Whether the run's summary is of these rounds: one that was given more to do has an old summary."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet
-        return False
-    return isinstance(summary, dict) and summary.get("rounds") == rounds
 
 
 def series(runs: Sequence[Recorded]) -> list[Series]:

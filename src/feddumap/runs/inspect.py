@@ -7,7 +7,7 @@ from typing import Any
 
 from feddumap.errors import FeddumapError
 from feddumap.runs.directory import read_config, read_records
-from feddumap.runs.summary import accuracies, evaluated
+from feddumap.runs.summary import accuracies, evaluated, finished
 from feddumap.system import console
 from feddumap.system.console import duration, megabytes, percent
 
@@ -20,7 +20,7 @@ def describe(path: Path) -> dict[str, Any]:
     records = read_records(path)
     if not records:
         raise FeddumapError(f"{path} has no finished round yet: wait for the first, or resume it")
-    finished = (path / "summary.json").is_file()
+    done = finished(path)
     return {
         "run": str(path),
         "method": config.method.model_dump(),
@@ -28,8 +28,8 @@ def describe(path: Path) -> dict[str, Any]:
         "data": config.data.name,
         "kernels": config.train.kernels,
         "rounds": len(records),
-        "of": len(records) if finished else config.train.rounds,
-        "finished": finished,
+        "of": len(records) if done else config.train.rounds,
+        "finished": done,
         "accuracy": accuracies(records),
         "clock": records[-1]["clock"],
         "wall": records[-1]["wall"],

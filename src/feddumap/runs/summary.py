@@ -1,11 +1,15 @@
-"""Accuracy curves: smoothing as the paper does it, and when a curve first reaches a target."""
+"""The summary of a run: accuracy curves smoothed as in the paper, targets, and whether it is finished."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from feddumap.runs.directory import read_config, read_records
 
 WINDOW, ORDER = 39, 3
 
@@ -62,3 +66,35 @@ def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         "best_smoothed": float(smooth(values).max()),
         "validated": values[int(smooth(held).argmax())] if len(held) == len(values) else None,
     }
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary.json of a run directory; None if there is none, or none that can be read."""
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
+
+
+def is_complete(records: Sequence[dict[str, Any]], rounds: int, target: float | None) -> bool:
+    """Whether these records are those of a finished run: all rounds are done, or the target was reached."""
+    return len(records) >= rounds or (target is not None and reached(records, target) is not None)
+
+
+def finished(path: Path) -> bool:
+    """Whether the run in a directory is finished.
+
+    Its summary is written when it finishes, with the number of rounds that were configured then. A run that
+    was given more rounds since has more of them configured, or more records than its summary counts.
+    (Summaries of older versions do not say what was configured; of their methods FedKT alone has one round.)
+    """
+    summary, records = read_summary(path), read_records(path)
+    if summary is None or summary.get("rounds") != len(records):
+        return False
+    config = read_config(path)
+    configured = summary.get("configured_rounds")
+    if configured is not None:
+        return bool(configured == config.train.rounds)
+    rounds = 1 if config.method.name == "fedkt" else config.train.rounds
+    return is_complete(records, rounds, config.run.target)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
 from feddumap.runs.directory import read_config, read_records
-from feddumap.runs.summary import reached
+from feddumap.runs.summary import finished, read_summary
 from feddumap.sweep.grid import Cell
 from feddumap.sweep.jobs import carry_out, processes_of
 from feddumap.system import console
@@ -27,16 +26,10 @@ class State:
     pace: float | None = None
 
 
-def read_summary(cell: Cell) -> dict[str, Any] | None:
-    """The summary of a finished cell; None if it is not finished, whatever an earlier end left behind."""
-    try:
-        summary: dict[str, Any] = json.loads((cell.path / "summary.json").read_text(encoding="utf-8"))
-        rounds = int(summary["rounds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    target = cell.config.run.target
-    early = target is not None and reached(read_records(cell.path), target) is not None
-    return summary if rounds >= cell.rounds or early else None
+def summary_of(cell: Cell) -> dict[str, Any] | None:
+    """The summary of a finished cell."""
+    there = (cell.path / "config.toml").is_file()
+    return read_summary(cell.path) if there and finished(cell.path) else None
 
 
 def look(cell: Cell) -> State:
@@ -44,7 +37,7 @@ def look(cell: Cell) -> State:
     if not (cell.path / "config.toml").is_file():
         return State("new")
     records = read_records(cell.path)
-    status: Literal["finished", "interrupted"] = "finished" if read_summary(cell) else "interrupted"
+    status: Literal["finished", "interrupted"] = "finished" if summary_of(cell) else "interrupted"
     if not records:
         return State(status)
     lanes = processes_of(read_config(cell.path))
@@ -93,7 +86,7 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
         if error:
             failures[cell.name] = error
             console.say(f"{cell.name} failed: {error}")
-        elif summary := read_summary(cell):
+        elif summary := summary_of(cell):
             accuracy, rounds = percent(summary["accuracy"]["final"]), summary["rounds"]
             took = duration(summary["wall"])
             console.say(f"{cell.name}: accuracy {accuracy} after {rounds} rounds in {took}")
@@ -149,7 +142,7 @@ def results(cells: Sequence[Cell], failures: dict[str, str]) -> list[dict[str, A
             "directory": str(cell.path),
             "swept": dict(cell.swept),
             "error": failures.get(cell.name),
-            **(read_summary(cell) or {}),
+            **(summary_of(cell) or {}),
         }
         for cell in cells
     ]
