@@ -17,9 +17,9 @@ import torch
 
 from feddumap import run as api
 from feddumap.bench import matrix, overhead, scale, workload
-from feddumap.bench.memory import peak_beyond
+from feddumap.bench.memory import peak_memory
 from feddumap.bench.rounds import bench_rounds
-from feddumap.bench.workload import CLASSES, SEED, Setting, Times, measure, random_data
+from feddumap.bench.workload import CLASSES, SEED, Times, Workload, measure, random_data
 from feddumap.cli import main as cli
 from feddumap.data import partition
 from feddumap.methods.registry import RECIPES
@@ -28,7 +28,7 @@ from feddumap.models.cost import macs
 from feddumap.run import Run
 from feddumap.training.kernels import library
 
-TINY = Setting(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
+TINY = Workload(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_rounds(temporary: Path) -> None:
 
 
 def test_the_setting_is_the_papers_and_is_never_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Setting().config(7)
+    config = Workload().config(7)
     assert (config.data.devices, config.train.cohort, config.train.epochs) == (100, 10, 5)
     assert (config.train.batch, config.train.lr, config.method.name) == (10, 0.1, "fedavg")
     runs: list[Run] = []
@@ -113,7 +113,7 @@ def test_the_random_data_is_the_same_each_time_and_removed_on_failure(temporary:
 
 
 def test_an_echo_changes_nothing_and_is_no_listed_method() -> None:
-    setting = Setting("lenet", devices=2, cohort=2, samples=1, epochs=1, workers=1, method=overhead.ECHO)
+    setting = Workload("lenet", devices=2, cohort=2, samples=1, epochs=1, workers=1, method=overhead.ECHO)
     with random_data(setting.images) as data:
         config = setting.config(2)
         run = Run(config, data, partition.split(data.train_labels, len(CLASSES), config.data, SEED))
@@ -168,14 +168,14 @@ def test_mapped_data_is_not_counted_as_memory(tmp_path: Path) -> None:
     np.save(path, np.ones(size, np.uint8))
     mapped = np.load(path, mmap_mode="r")
     assert mapped.sum() == size
-    counted, left_out = peak_beyond(tmp_path / "elsewhere"), peak_beyond(path.parent)
+    counted, left_out = peak_memory(tmp_path / "elsewhere"), peak_memory(path.parent)
     assert counted is not None
     assert left_out is not None
     assert abs(counted - left_out - size) < size / 4  # reading about memory takes some
 
 
 def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(workload, "Setting", partial(Setting, devices=4, cohort=2, samples=10))
+    monkeypatch.setattr(workload, "Workload", partial(Workload, devices=4, cohort=2, samples=10))
     monkeypatch.setattr(matrix, "gauge", lambda processes: nullcontext(lambda: 1e12 * processes))
 
     def call(*arguments: str) -> str:

@@ -18,8 +18,8 @@ from scipy.signal import savgol_filter
 from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
 from feddumap.report.notes import notes
-from feddumap.report.series import find, series
-from feddumap.report.statistics import Comparison, Row, compare, holm, paired, spread
+from feddumap.report.series import find_runs, group_runs
+from feddumap.report.statistics import Comparison, SeriesStatistics, compare, holm, paired_difference, spread
 from tests.conftest import small
 
 Call = Callable[..., tuple[int, str, str]]
@@ -61,13 +61,13 @@ def write_run(
         (path / "summary.json").write_text(json.dumps({"rounds": len(records)}))
 
 
-def compared(path: Path, **options: Any) -> tuple[Comparison, dict[str, Row]]:
-    value = compare(series(find([path])), **options)
+def compared(path: Path, **options: Any) -> tuple[Comparison, dict[str, SeriesStatistics]]:
+    value = compare(group_runs(find_runs([path])), **options)
     return value, {row.label: row for row in value.rows}
 
 
 def said(path: Path, **options: Any) -> str:
-    found = series(find([path]))
+    found = group_runs(find_runs([path]))
     return "\n".join(notes(found, compare(found, **options)))
 
 
@@ -211,7 +211,7 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
 
 
 def test_one_common_seed_gives_no_test(tmp_path: Path) -> None:
-    found = paired({1: 0.5, 2: 0.6}, {2: 0.1, 3: 0.2})
+    found = paired_difference({1: 0.5, 2: 0.6}, {2: 0.1, 3: 0.2})
     assert (found.seeds, found.mean, found.low, found.high, found.p) == ((2,), None, None, None, None)
     write_run(tmp_path / "a", [0.5], "feddu", 1)
     write_run(tmp_path / "b", [0.4], "fedavg", 2)
@@ -220,12 +220,12 @@ def test_one_common_seed_gives_no_test(tmp_path: Path) -> None:
 
 def test_identical_differences_give_the_limits() -> None:
     base = {seed: value / 300 for seed, value in enumerate((100, 151, 202))}
-    ahead = paired({seed: (300 * value + 7) / 300 for seed, value in base.items()}, base)
+    ahead = paired_difference({seed: (300 * value + 7) / 300 for seed, value in base.items()}, base)
     assert (ahead.p, ahead.constant) == (0.0, True)
     assert ahead.mean == ahead.low == ahead.high == pytest.approx(7 / 300)
-    same = paired(base, base)
+    same = paired_difference(base, base)
     assert (same.mean, same.low, same.high, same.p, same.constant) == (0.0, 0.0, 0.0, 1.0, True)
-    one_image = paired({0: 101 / 300, 1: 151 / 300}, {0: 100 / 300, 1: 151 / 300})
+    one_image = paired_difference({0: 101 / 300, 1: 151 / 300}, {0: 100 / 300, 1: 151 / 300})
     assert not one_image.constant
     assert one_image.p == pytest.approx(0.5), "t = 1 with one degree of freedom"
 
@@ -288,7 +288,7 @@ def test_a_run_that_was_given_more_to_do_is_not_finished(tmp_path: Path) -> None
     """Its summary is of the rounds it had before."""
     write_run(tmp_path / "run", [0.1] * 12, rounds=20)
     (tmp_path / "run" / "summary.json").write_text(json.dumps({"rounds": 10}))
-    (run,) = find([tmp_path])
+    (run,) = find_runs([tmp_path])
     assert not run.finished
 
 

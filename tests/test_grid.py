@@ -21,8 +21,8 @@ from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES
 from feddumap.runs.directory import read_checkpoint, read_config, read_records
 from feddumap.sweep import jobs
-from feddumap.sweep.grid import Cell, by_values, cells, cells_of, read
-from feddumap.sweep.status import State, count, look, time_left
+from feddumap.sweep.grid import Cell, cells, cells_of, name_from_values, read
+from feddumap.sweep.status import CellState, count, read_state, time_left
 from tests.conftest import SMALL
 from tests.test_runs import interrupted
 
@@ -122,7 +122,7 @@ def test_names_are_safe_and_unique(write: Write, tmp_path: Path) -> None:
     grid = read(write({"model.name": own}))
     assert [sweep.values for sweep in grid.sweeps] == [{"model.name": own}]
     assert grid.base.train.rounds == 3
-    assert [by_values({"model.name": each}) for each in own] == ["tests.own_model_make"] * 2
+    assert [name_from_values({"model.name": each}) for each in own] == ["tests.own_model_make"] * 2
     alike = cells_of(read(write({"run.seed": [1, 2]})), tmp_path, naming=lambda *_: "same")
     assert names(alike) == ["same", "same-2"]
 
@@ -244,20 +244,24 @@ def test_an_interrupted_cell_is_resumed_to_the_same_bits(write: Write, grid: Com
     found = cells(file, tmp_path / "out")
     api.train(found[0].config, tmp_path / "whole")
     interrupted(found[0].config, found[0].path, 2)
-    assert (look(found[0]).status, look(found[0]).done, look(found[1]).status) == ("interrupted", 2, "new")
+    assert (read_state(found[0]).status, read_state(found[0]).done, read_state(found[1]).status) == (
+        "interrupted",
+        2,
+        "new",
+    )
     code, printed, _ = grid(file, "--dry-run")
     assert code == 0
     assert "interrupted at round 2/3" in printed
     assert grid(file, "--jobs", "1")[0] == 0
     assert bits(found[0].path) == bits(tmp_path / "whole")
-    assert look(found[0]).status == look(found[1]).status == "finished"
+    assert read_state(found[0]).status == read_state(found[1]).status == "finished"
 
 
 def test_a_target_that_was_reached_is_an_end(write: Write, grid: Command, tmp_path: Path) -> None:
     file = write({"run.seed": [1]}, run={"target": 0.0})
     assert grid(file)[0] == 0
     (cell,) = cells(file, tmp_path / "out")
-    assert (look(cell).done, cell.rounds, look(cell).status) == (1, 3, "finished")
+    assert (read_state(cell).done, cell.rounds, read_state(cell).status) == (1, 3, "finished")
 
 
 def test_a_summary_from_before_more_rounds_is_no_end(write: Write, grid: Command, tmp_path: Path) -> None:
@@ -265,9 +269,9 @@ def test_a_summary_from_before_more_rounds_is_no_end(write: Write, grid: Command
     api.resume(tmp_path / "out" / "1", rounds=2).close()  # and killed at once
     file = write({"run.seed": [1]}, train={"rounds": 2})
     (cell,) = cells(file, tmp_path / "out")
-    assert look(cell).status == "interrupted"
+    assert read_state(cell).status == "interrupted"
     assert grid(file)[0] == 0
-    assert (look(cell).status, look(cell).done) == ("finished", 2)
+    assert (read_state(cell).status, read_state(cell).done) == ("finished", 2)
 
 
 def test_another_configuration_is_refused_by_its_key(write: Write, grid: Command, tmp_path: Path) -> None:
@@ -300,7 +304,7 @@ def test_a_failing_cell_does_not_stop_the_others(write: Write, grid: Command, tm
     assert "split.safetensors" in line
     assert "Traceback" not in errors
     assert "failed: 1 (reasons above)" in errors
-    assert look(second).status == "finished"
+    assert read_state(second).status == "finished"
     assert len([line for line in printed.splitlines() if line.startswith("│")]) == 2
     code, printed, _ = grid(file, "--json")
     bad, good = json.loads(printed)
@@ -316,7 +320,7 @@ def test_a_bug_is_one_sentence_too(write: Write, tmp_path: Path, monkeypatch: py
         raise ZeroDivisionError("by\nzero")
 
     monkeypatch.setattr(api.Run, "iterate", broken)
-    said = jobs.attempt(cell.path, cell.config)
+    said = jobs.train_cell(cell.path, cell.config)
     assert said == f"ZeroDivisionError: by zero; for more run: feddumap resume {cell.path}"
 
 
@@ -335,11 +339,15 @@ def test_a_dry_run_writes_nothing(write: Write, grid: Command, tmp_path: Path) -
 def test_the_time_left(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "cores", lambda: 2)
     one, two, three = cells(write({"run.seed": [1, 2, 3]}, train={"rounds": 10}), tmp_path)
-    plan = [(one, State("finished", 10, 4.0)), (two, State("interrupted", 5, 2.0)), (three, State("new"))]
+    plan = [
+        (one, CellState("finished", 10, 4.0)),
+        (two, CellState("interrupted", 5, 2.0)),
+        (three, CellState("new")),
+    ]
     # 5 rounds of 2 s, and 10 of the median of 4 and 2: 40 s of work, but 30 s of it are one cell's
     assert time_left(plan, 1) == (40.0, [])
     assert time_left(plan, 2) == (30.0, [])
-    assert time_left([(three, State("new"))], 1) == (0.0, ["lenet on digits"])
+    assert time_left([(three, CellState("new"))], 1) == (0.0, ["lenet on digits"])
 
 
 # processes
@@ -361,7 +369,7 @@ def test_a_process_tells_what_went_wrong(write: Write, tmp_path: Path) -> None:
     (cell,) = cells(write({"run.seed": [1]}), tmp_path / "out")
     interrupted(cell.config, cell.path, 1)
     (cell.path / "split.safetensors").write_bytes(b"")
-    with jobs.Processes() as processes:
+    with jobs.CellProcesses() as processes:
         said = processes.run(cell.path, cell.config)
     assert said is not None
     assert said.startswith(f"cannot read {cell.path / 'split.safetensors'}")
@@ -410,7 +418,7 @@ def test_an_end_leaves_resumable_cells_and_no_processes(
         time.sleep(0.1)
     assert not (out / "3").exists()
     found = cells(file, out)
-    assert [look(cell).status for cell in found] == ["interrupted", "interrupted", "new"]
+    assert [read_state(cell).status for cell in found] == ["interrupted", "interrupted", "new"]
     # both had time to save where they were, though no checkpoint was due, and go on from there exactly
     done = read_checkpoint(max((out / "1").glob("checkpoint-*.json"))).state.round
     assert done == len(read_records(out / "1")) >= 2

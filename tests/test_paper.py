@@ -15,16 +15,24 @@ import pytest
 from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES, resolve
-from feddumap.paper.item import METRICS, Against, Item, every, find, load
-from feddumap.paper.results import Finding, Measured, Results, Row, compare, finding, select
-from feddumap.paper.run_names import by_configuration, cells, flat
+from feddumap.paper.item import METRICS, Item, Reference, all_items, find_item, load
+from feddumap.paper.results import (
+    Finding,
+    Measured,
+    PaperRow,
+    Results,
+    evaluate_claim,
+    relative_difference,
+    select,
+)
+from feddumap.paper.run_names import cells, flat, name_from_configuration
 from feddumap.paper.tables import document
 from feddumap.paper.words import SYMBOLS
-from feddumap.report.statistics import Figures
-from feddumap.sweep.grid import choices
+from feddumap.report.statistics import RunStatistics
+from feddumap.sweep.grid import combinations
 
 ROOT = Path(__file__).parents[1]
-ITEMS = every()
+ITEMS = all_items()
 SMALL = [
     "data.name=digits",
     "data.devices=6",
@@ -57,7 +65,7 @@ def paper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 def planned(item: Item) -> list[Measured]:
     """The runs of an item before any is trained, without the data they need."""
     found = []
-    for swept, config in choices(item.grid([1])):
+    for swept, config in combinations(item.grid([1])):
         whole = config.model_copy(update={"method": resolve(config.method)})
         found.append(Measured({key: swept[key] for key in swept if key != "run.seed"}, flat(whole), (), ()))
     return found
@@ -122,14 +130,14 @@ def test_numbers_and_claims_are_about_its_runs(item: Item) -> None:
             number = against.says.split("%")[0].split()[0]
             assert number in claim.quote or (number == "1" and "one time" in claim.quote)
             assert all(key in SYMBOLS or key in NAMED for key in {**claim.of, **against.where})
-            pairs = finding(item, claim, against, [pretended(each, {}) for each in found])
+            pairs = evaluate_claim(item, claim, against, [pretended(each, {}) for each in found])
             assert pairs.pairs, (item.name, claim.of, against.where)
 
 
 @each_item
 def test_its_rows_have_names_of_their_own(item: Item) -> None:
     """CSV has one row for each."""
-    rows = [Row(each.values["method.name"], {}, each, None) for each in planned(item)]
+    rows = [PaperRow(each.values["method.name"], {}, each, None) for each in planned(item)]
     findings = [Finding(claim, against, None, 0, None) for claim in item.claims for against in claim.over]
     tables = document(Results(item, tuple(rows), 0, tuple(findings)), (), grouped=False).tables
     texts = [cell.text for table in tables for cell in table.columns[0].cells]
@@ -158,7 +166,7 @@ def pretended(each: Measured, line: dict[str, Any]) -> Measured:
     accuracy = dict.fromkeys(("final", "mean10", "best_smoothed"), line.get("accuracy", 1.0))
     cost = {"macs": line.get("mflops", 1.0), "parameters": 1.0, "clock": 1.0}
     targets = dict.fromkeys(("0.2", "0.25", "0.3", "0.4", "0.49", "0.5", "0.55", "0.6"), reached)
-    run = Figures("", 1, 500, 500, True, 500, accuracy, targets, cost)
+    run = RunStatistics("", 1, 500, 500, True, 500, accuracy, targets, cost)
     return Measured(each.swept, each.values, (), (run,))
 
 
@@ -182,17 +190,19 @@ def test_what_the_text_says_follows_from_the_table(item: Item) -> None:
         for against in claim.over:
             expected = UNLIKE.get((item.name, against.says), against.value)
             near = NEAR.get(claim.measure, 0.06 if "time" in against.says else 0.0006)
-            assert finding(item, claim, against, found).ours == pytest.approx(expected, abs=near), claim.quote
+            assert evaluate_claim(item, claim, against, found).ours == pytest.approx(expected, abs=near), (
+                claim.quote
+            )
 
 
 def test_slower_is_the_ratio_itself() -> None:
     """Table 10's times of Data-sharing and FedDU with CNN, and the text's 15.7 times."""
     one, other = (pretended(Measured({}, {}, (), ()), {"time": time, "mflops": 2.0}) for time in (4447, 284))
-    assert compare("slower", one, other, 0.6) == pytest.approx(15.7, abs=0.05)
-    assert compare("longer", one, other, None) == 0
-    assert compare("smaller", one, other, None) == 0
-    assert compare("faster", one, pretended(other, {"time": math.nan}), 0.6) is None
-    assert compare("faster", one, other, None) is None
+    assert relative_difference("slower", one, other, 0.6) == pytest.approx(15.7, abs=0.05)
+    assert relative_difference("longer", one, other, None) == 0
+    assert relative_difference("smaller", one, other, None) == 0
+    assert relative_difference("faster", one, pretended(other, {"time": math.nan}), 0.6) is None
+    assert relative_difference("faster", one, other, None) is None
 
 
 # names
@@ -201,14 +211,14 @@ def test_slower_is_the_ratio_itself() -> None:
 def test_items_share_runs_by_their_configuration(home: Path, tmp_path: Path) -> None:
     sets = [*SMALL, "model.name=lenet"]
     table, figure = (
-        {cell.name: cell.config for cell in cells(find(name), tmp_path, [1, 2], sets)}
+        {cell.name: cell.config for cell in cells(find_item(name), tmp_path, [1, 2], sets)}
         for name in ("table-ablation-cifar10", "figure-feddum-cifar10")
     )
     common = {name.split("-", 2)[2].split("-data")[0]: name for name in table.keys() & figure.keys()}
     assert sorted(common) == ["fedavg", "feddu", "feddum"]
     assert all(table[name] == figure[name] for name in common.values())
     assert common["feddu"].endswith(("-1", "-2"))
-    longer = cells(find("table-ablation-cifar10"), tmp_path, [1], [*sets, "train.rounds=2"])
+    longer = cells(find_item("table-ablation-cifar10"), tmp_path, [1], [*sets, "train.rounds=2"])
     assert not {cell.name for cell in longer} & table.keys()
 
 
@@ -217,7 +227,7 @@ def test_a_name_is_the_configuration(home: Path, tmp_path: Path) -> None:
         from feddumap import run as api
 
         sections = {"data": {"name": "digits"}, "model": {"name": "lenet"}, **sections}
-        return by_configuration({}, api.start(sections).config)
+        return name_from_configuration({}, api.start(sections).config)
 
     assert name() == "digits-lenet-fedavg-777"
     assert name(run={"seed": 3, "workers": 2}) == "digits-lenet-fedavg-3"
@@ -331,7 +341,7 @@ def test_a_bad_item(tmp_path: Path) -> None:
     with pytest.raises(FeddumapError, match=r"bad.toml is not an item: label: Field required"):
         load(tmp_path / "bad.toml")
     with pytest.raises(ValueError, match="says"):
-        Against.model_validate({"method.name": "fedavg", "says": "a lot"})
+        Reference.model_validate({"method.name": "fedavg", "says": "a lot"})
 
 
 def test_the_document_lists_every_item() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feddumap.config import DataConfig
 from feddumap.core.rng import stream
 from feddumap.data.label_mix import divergence, non_iid_degree
-from feddumap.data.partition import Split, resolve, split, wanted_by_server
+from feddumap.data.partition import Split, requested_server_images, resolve, split
 from feddumap.errors import FeddumapError
 
 KINDS = ("shards", "iid", "dirichlet")
@@ -239,7 +239,7 @@ def test_a_server_that_asks_for_more_than_its_classes_have_stays_balanced(seed: 
     server = np.bincount(labels[split(labels, 5, config, seed).server], minlength=5)
     fewest = min(np.bincount(labels[480:], minlength=5)[server > 0])
     assert np.count_nonzero(server) == held
-    assert server.sum() <= wanted_by_server(config, 600) == 120
+    assert server.sum() <= requested_server_images(config, 600) == 120
     assert set(server[server > 0]) <= {fewest, 120 // held}
 
 

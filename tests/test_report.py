@@ -21,11 +21,11 @@ from feddumap import run as api
 from feddumap.cli.main import app
 from feddumap.errors import FeddumapError
 from feddumap.report import figures
-from feddumap.report.label_mixes import Mix, mixes
+from feddumap.report.label_mixes import LabelMixes, label_mixes
 from feddumap.report.lines import lines
 from feddumap.report.page import document
 from feddumap.report.page.sections import content
-from feddumap.report.series import Recorded, find, series
+from feddumap.report.series import RecordedRun, find_runs, group_runs
 from feddumap.runs.directory import read_records
 from tests.conftest import small
 from tests.report_runs import ROUNDS, again, make, write_records
@@ -62,7 +62,7 @@ def data_in(text: str) -> Any:
     return json.loads(found)
 
 
-def page_of(runs: list[Recorded]) -> str:
+def page_of(runs: list[RecordedRun]) -> str:
     return document.html(content("title", runs))
 
 
@@ -98,7 +98,7 @@ def test_the_curves_are_those_of_the_records(text: str, runs: Path) -> None:
 
 
 def test_seeds_have_a_mean_a_band_and_themselves(runs: Path) -> None:
-    (fedavg, _) = lines(series(find([runs])))
+    (fedavg, _) = lines(group_runs(find_runs([runs])))
     first = [record["accuracy"] for record in read_records(runs / "fedavg-1")]
     assert fedavg.accuracy.mean["raw"] == pytest.approx([value + 0.05 for value in first])
     assert fedavg.accuracy.low["raw"] == pytest.approx(first)
@@ -112,11 +112,11 @@ def test_a_mean_is_over_finished_seeds_else_over_what_all_have(runs: Path, tmp_p
     again(tmp_path / "a", tmp_path / "c", seed=3, add=0.3)
     write_records(tmp_path / "c", read_records(tmp_path / "c")[:2])
     (tmp_path / "c" / "summary.json").unlink()
-    (line,) = lines(series(find([tmp_path])))
+    (line,) = lines(group_runs(find_runs([tmp_path])))
     assert (line.accuracy.members, line.accuracy.mean["round"]) == (2, [1, 2, 3, 4])
     assert line.accuracy.mean["raw"] == line.accuracy.seeds[0].columns["raw"]  # the third is not in it
     assert [len(track.columns["round"]) for track in line.accuracy.seeds] == [4, 4, 2]
-    text = page_of(find([tmp_path]))
+    text = page_of(find_runs([tmp_path]))
     assert "seeds that are still going are thin lines" in text
     assert [track["going"] for track in data_in(text)["lines"][0]["accuracy"]["seeds"]] == [
         False,
@@ -125,7 +125,7 @@ def test_a_mean_is_over_finished_seeds_else_over_what_all_have(runs: Path, tmp_p
     ]
     for name in ("a", "b"):
         (tmp_path / name / "summary.json").unlink()
-    (line,) = lines(series(find([tmp_path])))
+    (line,) = lines(group_runs(find_runs([tmp_path])))
     assert (line.accuracy.members, line.accuracy.mean["round"]) == (3, [1, 2])
 
 
@@ -137,8 +137,8 @@ def test_long_lines_are_thinned_and_smoothed_before(runs: Path, tmp_path: Path) 
         for number in range(3001)
     ]
     write_records(tmp_path / "long", records)
-    found = find([tmp_path])
-    (line,) = lines(series(found))
+    found = find_runs([tmp_path])
+    (line,) = lines(group_runs(found))
     assert len(line.accuracy.mean["raw"]) == 1000
     assert (line.accuracy.mean["round"][0], line.accuracy.mean["round"][-1]) == (1, 3001)
     middle = line.accuracy.mean["smooth"][500]
@@ -160,7 +160,7 @@ def test_figures_are_valid_and_the_same_again(made: Path, runs: Path) -> None:
             root = ElementTree.parse(path).getroot()
             assert root.tag == "{http://www.w3.org/2000/svg}svg"
             assert "<dc:date>" not in path.read_text()
-    value = content("again", find([runs]))
+    value = content("again", find_runs([runs]))
     drawings = figures.drawings(value.lines, value.charts, value.pruned, [])
     png, svg = figures.files(drawings["server-alpha"])
     assert (made / "figures" / "server-alpha.svg").read_bytes() == svg
@@ -234,8 +234,8 @@ def test_names_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "<" / "script><i>"
     shutil.copytree(runs / "feddumap", folder)
     (folder / "command.txt").write_text(evil)
-    (run,) = find([tmp_path])
-    other = Recorded(run.path, run.config.replace(model={"name": evil}), run.records, finished=False)
+    (run,) = find_runs([tmp_path])
+    other = RecordedRun(run.path, run.config.replace(model={"name": evil}), run.records, finished=False)
     value = content(evil, [run, other])
     text = document.html(value)
     assert evil not in text
@@ -254,7 +254,7 @@ def test_a_run_that_is_still_going(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fedavg-1", tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     write_records(tmp_path / "run", read_records(tmp_path / "run")[:2], half='{"round": 2, "accu')
-    text = page_of(find([tmp_path]))
+    text = page_of(find_runs([tmp_path]))
     assert text.count(f"still going, 2 of {ROUNDS} rounds") == 2  # at the top, and with the run
     assert data_in(text)["lines"][0]["accuracy"]["mean"]["round"] == [1, 2]
 
@@ -263,14 +263,14 @@ def test_a_run_without_an_evaluation(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fedavg-1", tmp_path / "run")
     records = [{**record, "accuracy": None, "loss": None} for record in read_records(tmp_path / "run")]
     write_records(tmp_path / "run", records)
-    value = content("title", find([tmp_path]))
+    value = content("title", find_runs([tmp_path]))
     assert data_in(document.html(value))["lines"][0]["accuracy"]["mean"] == {"round": []}
     assert figures.files(figures.drawings(value.lines, value.charts, [], [])["accuracy-time"])[0]
 
 
 def test_data_that_is_not_in_the_cache(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDUMAP_HOME", str(tmp_path))
-    text = page_of(find([runs]))
+    text = page_of(find_runs([runs]))
     assert "No label mix here: the data set digits is not in the cache" in text
     assert "run `feddumap data get digits` and make the report again." in text
     assert data_in(text)["labels"] == []
@@ -279,9 +279,9 @@ def test_data_that_is_not_in_the_cache(runs: Path, tmp_path: Path, monkeypatch: 
 
 def test_a_hundred_of_many_devices(home: Path, tmp_path: Path) -> None:
     api.train(small(data={"devices": 150}, train={"rounds": 1}), tmp_path / "run")
-    found = find([tmp_path])
-    (mix,) = mixes(found)
-    assert isinstance(mix, Mix)
+    found = find_runs([tmp_path])
+    (mix,) = label_mixes(found)
+    assert isinstance(mix, LabelMixes)
     assert (len(mix.devices), mix.devices[0], mix.devices[-1], mix.total) == (100, 0, 149, 150)
     assert mix.shares.sum(axis=1) == pytest.approx(1)
     text = page_of(found)
@@ -294,10 +294,10 @@ def test_a_hundred_of_many_devices(home: Path, tmp_path: Path) -> None:
 def test_what_is_missing_is_said(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FeddumapError, match="is a file: give the name of a folder"):
-        document.write(tmp_path / "file", content("title", find([runs])), lambda *_: None)
+        document.write(tmp_path / "file", content("title", find_runs([runs])), lambda *_: None)
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(FeddumapError, match=r"plotly.* is not installed: pip install 'feddumap\[report\]'"):
-        document.needed()
+        document.require_packages()
 
 
 def test_the_page_is_opened_when_asked(

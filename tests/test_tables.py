@@ -9,7 +9,17 @@ import re
 
 import pytest
 
-from feddumap.report.tables import Cell, Column, Document, Format, Table, names, render, show, with_best
+from feddumap.report.tables import (
+    Column,
+    Document,
+    Format,
+    Table,
+    TableCell,
+    mark_best,
+    render,
+    show,
+    text_column,
+)
 
 LABEL = r"my_net 50% & #1 {a}|b\c [bold]x[/bold] ~^<1 *"
 
@@ -18,27 +28,27 @@ LABEL = r"my_net 50% & #1 {a}|b\c [bold]x[/bold] ~^<1 *"
 def document() -> Document:
     scores = [0.5, 0.75, None]
     cells = (
-        Cell("50.00 ± 1.00", {"mean": 0.5, "std": 0.01}),
-        Cell("75.00", {"mean": 0.75, "std": None}),
-        Cell("-", {"mean": None, "std": None}),
+        TableCell("50.00 ± 1.00", {"mean": 0.5, "std": 0.01}),
+        TableCell("75.00", {"mean": 0.75, "std": None}),
+        TableCell("-", {"mean": None, "std": None}),
     )
-    series = names("series", "series", ["plain", LABEL, "last"])
-    first = Table("Accuracy_1", (series, Column("final (%)", "final", with_best(cells, scores))))
-    changes = tuple(Cell(f"{value:+.2f}", {"": value}) for value in (-0.25, 1.0, -3.0))
+    series = text_column("series", "series", ["plain", LABEL, "last"])
+    first = Table("Accuracy_1", (series, Column("final (%)", "final", mark_best(cells, scores))))
+    changes = tuple(TableCell(f"{value:+.2f}", {"": value}) for value in (-0.25, 1.0, -3.0))
     second = Table("Change", (series, Column("points", "change", changes)))
     return Document((first, second), ("a note | of_some",), {"series": [LABEL], "value": 0.1})
 
 
 def test_the_best_is_marked_and_a_tie_of_all_is_not() -> None:
-    cells = [Cell("a"), Cell("b"), Cell("c")]
-    assert [cell.best for cell in with_best(cells, [1.0, 2.0, 2.0])] == [False, True, True]
-    assert [cell.best for cell in with_best(cells, [1.0, 2.0, None], lowest=True)] == [True, False, False]
-    assert not any(cell.best for cell in with_best(cells, [2.0, 2.0, None]))
+    cells = [TableCell("a"), TableCell("b"), TableCell("c")]
+    assert [cell.best for cell in mark_best(cells, [1.0, 2.0, 2.0])] == [False, True, True]
+    assert [cell.best for cell in mark_best(cells, [1.0, 2.0, None], lowest=True)] == [True, False, False]
+    assert not any(cell.best for cell in mark_best(cells, [2.0, 2.0, None]))
 
 
 def test_columns_of_unequal_length_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        Table("", (names("a", "a", ["x", "y"]), names("b", "b", ["x"]))).rows()
+        Table("", (text_column("a", "a", ["x", "y"]), text_column("b", "b", ["x"]))).rows()
 
 
 def test_csv_joins_the_tables_and_keeps_numbers(document: Document) -> None:
@@ -107,12 +117,12 @@ def test_latex_is_escaped_and_balanced(document: Document) -> None:
 
 @pytest.mark.parametrize("label", ["[1pt]", "*"])
 def test_a_latex_row_is_no_argument_of_the_one_before(label: str) -> None:
-    text = render(Document((Table("", (names("series", "series", ["a", label]),)),), (), None), "latex")
+    text = render(Document((Table("", (text_column("series", "series", ["a", label]),)),), (), None), "latex")
     assert f"a \\\\\n{{{label[0]}}}{label[1:]} \\\\\n" in text
 
 
 def test_a_label_with_a_line_break_stays_in_its_row() -> None:
-    document = Document((Table("t\nu", (names("series", "series", ["a\nb"]),)),), ("n\nm",), None)
+    document = Document((Table("t\nu", (text_column("series", "series", ["a\nb"]),)),), ("n\nm",), None)
     assert "| a b |" in render(document, "markdown")
     assert "\na b \\\\\n" in render(document, "latex")
     assert "% t u\n" in render(document, "latex")

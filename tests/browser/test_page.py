@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from feddumap.report.page import document as report
 from feddumap.report.page.sections import content
-from feddumap.report.series import find
+from feddumap.report.series import find_runs
 from feddumap.runs.directory import read_records
 from tests.report_runs import again, make, write_records
 
@@ -58,7 +58,7 @@ def address(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         again(
             folder / "feddumap", folder / f"z{EVIL}", seed=1
         )  # the second of a configuration: named by its path
-        path = report.write(folder / "report", content(EVIL, find([folder])), lambda *_: None)
+        path = report.write(folder / "report", content(EVIL, find_runs([folder])), lambda *_: None)
         yield path.as_uri()
 
 

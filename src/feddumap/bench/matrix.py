@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -12,27 +11,20 @@ from contextlib import contextmanager
 
 import torch
 
+from feddumap.system import children
+
 SIDE = 1024
 TOGETHER, REPEATS = 3, 10  # products timed in one go, and how often
 
 
 @contextmanager
-def gauge(processes: int) -> Iterator[Callable[[], float]]:
+def matrix_throughput(processes: int) -> Iterator[Callable[[], float]]:
     """Yields a function that measures: multiply-adds a second of all the processes together.
 
     They are started once and wait in between, so that the speed can be had just before and just after the
     work that it is compared with: on a machine shared with others it changes within minutes.
     """
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "feddumap.bench.matrix"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
-            text=True,
-        )
-        for _ in range(processes)
-    ]
+    started = [children.start("feddumap.bench.matrix") for _ in range(processes)]
 
     def measure() -> float:
         for process in started:

@@ -8,7 +8,7 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
-def peak_beyond(data: Path) -> int | None:
+def peak_memory(data: Path) -> int | None:
     """The highest resident memory (bytes) of this process and of its children, added up, without the pages of
     the files in `data` that they map. None where there is no /proc to tell."""
     if not (PROC / "self" / "smaps").exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from feddumap.bench.workload import CLASSES, Progress, Setting, measure, random_data, silent
+from feddumap.bench.workload import CLASSES, Progress, Workload, measure, random_data, silent
 from feddumap.models import architecture
 from feddumap.models.cost import parameters
 
@@ -15,7 +15,7 @@ ECHO = "feddumap.bench.echo:echo"
 
 def bench_overhead(rounds: int, workers: int = 0, progress: Progress = silent) -> dict[str, Any]:
     """Rounds of devices that send back the model they got; 10 of 100 devices."""
-    federation = Setting(samples=1, epochs=1, workers=workers, method=ECHO)
+    federation = Workload(samples=1, epochs=1, workers=workers, method=ECHO)
     return {
         "devices": federation.devices,
         "cohort": federation.cohort,
@@ -25,7 +25,7 @@ def bench_overhead(rounds: int, workers: int = 0, progress: Progress = silent) -
     }
 
 
-def _case(model: str, setting: Setting, rounds: int, progress: Progress) -> dict[str, Any]:
+def _case(model: str, setting: Workload, rounds: int, progress: Progress) -> dict[str, Any]:
     def show(_: str, done: int, whole: int) -> None:
         progress(model, done, whole)
 

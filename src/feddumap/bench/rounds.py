@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from feddumap.bench import matrix
-from feddumap.bench.workload import CLASSES, Progress, Setting, measure, random_data, silent
+from feddumap.bench.workload import CLASSES, Progress, Workload, measure, random_data, silent
 from feddumap.models import architecture
 from feddumap.models.cost import macs
 from feddumap.training.kernels.library import described
@@ -14,7 +14,7 @@ from feddumap.training.model import choose_kernels
 PASSES = 3  # forward, and backward for the activations and for the weights
 
 
-def bench_rounds(setting: Setting, rounds: int, progress: Progress = silent) -> dict[str, Any]:
+def bench_rounds(setting: Workload, rounds: int, progress: Progress = silent) -> dict[str, Any]:
     """Measure a federation.
 
     `share_of_matrix_speed` is the multiply-adds of a round's convolutions and linear layers, forward and
@@ -22,7 +22,7 @@ def bench_rounds(setting: Setting, rounds: int, progress: Progress = silent) -> 
     before and after.
     """
     shape = architecture(setting.model, len(CLASSES))  # a wrong name is told before any work
-    with random_data(setting.images) as data, matrix.gauge(setting.processes) as gauge:
+    with random_data(setting.images) as data, matrix.matrix_throughput(setting.processes) as gauge:
         before = gauge()
         times = measure(setting, data, rounds, progress)
         speed = (before + gauge()) / 2

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from feddumap.bench.memory import peak_beyond
-from feddumap.bench.workload import CLASSES, Progress, Setting, measure, random_data, silent
+from feddumap.bench.memory import peak_memory
+from feddumap.bench.workload import CLASSES, Progress, Workload, measure, random_data, silent
 from feddumap.data import dataset
 from feddumap.models import architecture
+from feddumap.system import children
 
 SIZES = ((100, 10), (1_000, 10), (10_000, 10), (100_000, 10), (1_000, 1_000))
 """(devices, cohort). The last is compared with the cohort of 10 among as many devices."""
@@ -35,7 +34,7 @@ def bench_scale(
     cases = []
     for number, (devices, cohort) in enumerate(sizes):
         progress("federations", number, len(sizes))
-        setting = Setting(model, devices, cohort, SAMPLES, workers=workers)
+        setting = Workload(model, devices, cohort, SAMPLES, workers=workers)
         timed = min(rounds, LARGE_COHORT_ROUNDS) if cohort == devices else rounds
         with random_data(setting.images) as data:
             size = sum(path.stat().st_size for path in data.folder.iterdir())
@@ -68,29 +67,28 @@ def ratios(cases: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def _in_fresh_process(setting: Setting, folder: Path, rounds: int) -> dict[str, Any]:
+def _in_fresh_process(setting: Workload, folder: Path, rounds: int) -> dict[str, Any]:
     order = json.dumps({"setting": asdict(setting), "folder": str(folder), "rounds": rounds})
-    done = subprocess.run(  # noqa: S603 (our own module)
-        [sys.executable, "-m", "feddumap.bench.scale", order],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    with children.start("feddumap.bench.scale", order) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    if process.returncode:
+        raise RuntimeError(f"the process of a case exited with code {process.returncode}: see above")
+    found: dict[str, Any] = json.loads(said)
     return found
 
 
 def main() -> None:
     """One case: reads its order from the command line, prints what it measured."""
+    children.exit_with_parent()
     order = json.loads(sys.argv[1])
     folder = Path(order["folder"])
     peaks: list[int | None] = []
     times = measure(
-        Setting(**order["setting"]),
+        Workload(**order["setting"]),
         dataset.read(folder, verify=False),
         order["rounds"],
-        at_end=lambda: peaks.append(peak_beyond(folder)),
+        at_end=lambda: peaks.append(peak_memory(folder)),
     )
     print(json.dumps({**times.to_json(), "peak_bytes": peaks[0]}))
 

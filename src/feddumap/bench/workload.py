@@ -31,7 +31,7 @@ def silent(what: str, done: int, whole: int) -> None:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Workload:
     """A federation to measure. The defaults are the paper's; `workers` 0 is one per core, as in a run."""
 
     model: str = "cnn"
@@ -122,7 +122,7 @@ class Times:
 
 
 def measure(
-    setting: Setting,
+    setting: Workload,
     data: Dataset,
     rounds: int,
     progress: Progress = silent,

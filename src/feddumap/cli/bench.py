@@ -41,11 +41,11 @@ def rounds(
     """Time rounds of the paper's FedAvg setting on random images: 10 of 100 devices with 400 images each,
     batches of 10. There is no evaluation, no augmentation and no run directory."""
     from feddumap.bench.rounds import bench_rounds
-    from feddumap.bench.workload import Setting
+    from feddumap.bench.workload import Workload
     from feddumap.system import console
 
-    with console.counting() as progress:
-        setting = Setting(model=model, epochs=epochs, samples=samples, workers=workers, kernels=kernels)
+    with console.progress_bar() as progress:
+        setting = Workload(model=model, epochs=epochs, samples=samples, workers=workers, kernels=kernels)
         found = bench_rounds(setting, rounds, progress)
     if as_json:
         _print_json(found)
@@ -68,7 +68,7 @@ def overhead(rounds: Rounds = 20, workers: Workers = 0, as_json: Json = False) -
     from feddumap.bench.overhead import bench_overhead
     from feddumap.system import console
 
-    with console.counting() as progress:
+    with console.progress_bar() as progress:
         found = bench_overhead(rounds, workers, progress)
     if as_json:
         _print_json(found)
@@ -101,7 +101,7 @@ def scale(
     from feddumap.bench.scale import bench_scale
     from feddumap.system import console
 
-    with console.counting() as progress:
+    with console.progress_bar() as progress:
         found = bench_scale(model, rounds, workers, progress)
     if as_json:
         _print_json(found)
@@ -142,7 +142,7 @@ def flower(
     require_flower()
     from feddumap.bench.flower import bench_flower
 
-    with console.counting() as progress:
+    with console.progress_bar() as progress:
         found = bench_flower(model, nodes, rounds, progress)
     if as_json:
         _print_json(found)

@@ -34,11 +34,11 @@ def compare(
     from feddumap.report import tables
     from feddumap.report.comparison import document
     from feddumap.report.notes import notes
-    from feddumap.report.series import find, series
+    from feddumap.report.series import find_runs, group_runs
     from feddumap.system import console
     from feddumap.system.atomic_files import write_text
 
-    found = series(find(directories))
+    found = group_runs(find_runs(directories))
     value = numbers.compare(found, targets or (), base, measure)
     shown = document(value, notes(found, value))
     if out is not None:

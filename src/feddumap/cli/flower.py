@@ -72,7 +72,7 @@ def up(
         console.say(f"{found.run} is finished ({summary['rounds']} rounds)")
     else:
         try:
-            with terminated_like_interrupted(), console.overall(rounds) as progress:
+            with terminated_like_interrupted(), console.total_progress(rounds) as progress:
                 pace, said = console.Pace(), {}
 
                 def show(awaited: str, records: list[dict[str, Any]]) -> None:

@@ -300,7 +300,7 @@ def data_get(
     from feddumap.data.sources import catalog
     from feddumap.system import console
 
-    with console.counting() as progress:
+    with console.progress_bar() as progress:
         dataset = catalog.get(name, given, console.say, progress, force=force)
     console.out.print(
         f"{dataset.name}: {len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test "

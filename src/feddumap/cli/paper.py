@@ -40,7 +40,7 @@ def paper(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train the runs of a table or figure of the paper, or go on with them, and set its numbers beside."""
-    from feddumap.paper.item import find
+    from feddumap.paper.item import find_item
     from feddumap.paper.run_names import cells
     from feddumap.sweep import status
     from feddumap.system import console
@@ -50,7 +50,7 @@ def paper(
         refuse_others(context)
         show_list(as_json)
         return
-    item = find(name)
+    item = find_item(name)
     changed = [*([f"train.rounds={rounds}"] if rounds else []), *(sets or ())]
     try:
         with terminated_like_interrupted():
@@ -94,12 +94,12 @@ def numbers(seeds: str) -> list[int]:
 
 def show_list(as_json: bool) -> None:
     """All items."""
-    from feddumap.paper.item import every
+    from feddumap.paper.item import all_items
     from feddumap.paper.tables import about
-    from feddumap.sweep.grid import choices
+    from feddumap.sweep.grid import combinations
     from feddumap.system import console
 
-    found = [(item, len(choices(item.grid([1])))) for item in every()]
+    found = [(item, len(combinations(item.grid([1])))) for item in all_items()]
     if as_json:
         print_json([{**about(item), "runs": runs} for item, runs in found])
         return

@@ -23,14 +23,14 @@ def report(
 
     from feddumap.report.page import document
     from feddumap.report.page.sections import content
-    from feddumap.report.series import find
+    from feddumap.report.series import find_runs
     from feddumap.system import console
 
-    document.needed(figures=figures)
+    document.require_packages(figures=figures)
     names = [path.resolve().name or str(path) for path in directories]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    value = content(", ".join(names[:3]) + more, find(directories))
-    with console.counting() as progress:
+    value = content(", ".join(names[:3]) + more, find_runs(directories))
+    with console.progress_bar() as progress:
         path = document.write(out, value, progress, figures=figures)
     console.out.print(f"report: {path}", markup=False)
     if open_it and not webbrowser.open(path.resolve().as_uri()):

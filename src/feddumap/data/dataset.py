@@ -28,7 +28,7 @@ Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 
 MANIFEST, VERIFIED = "manifest.json", "verified.json"
-BROKEN_ARRAY = (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError)
+ARRAY_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError)
 """What numpy raises for a damaged .npy header, which it parses as Python, and for the sizes in it."""
 
 
@@ -101,13 +101,13 @@ def read(folder: Path, verify: bool = True) -> Dataset:
     """The set cached in `folder`; `verify` also compares every file's sha256 with the manifest, unless that
     was done since the file was last changed."""
     manifest = read_manifest(folder)
-    known = _known(folder) if verify else None
+    known = _read_verified(folder) if verify else None
     arrays = Arrays(*(_load(folder, name, manifest, known) for name in Arrays._fields))
-    if known is not None and known != _known(folder):
-        _remember(folder, known)
-    problem = fault(arrays, len(manifest.classes))
+    if known is not None and known != _read_verified(folder):
+        _write_verified(folder, known)
+    problem = find_problem(arrays, len(manifest.classes))
     if problem:
-        raise _broken(folder, folder, problem, manifest.name)
+        raise _damaged(folder, folder, problem, manifest.name)
     return Dataset(manifest.name, manifest.classes, *arrays, source=manifest.source)
 
 
@@ -117,20 +117,20 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise _broken(folder, path, f"cannot be read ({error.strerror})") from None
+        raise _damaged(folder, path, f"cannot be read ({error.strerror})") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise _broken(
+        raise _damaged(
             folder, path, f"is not a manifest of format 1 ({where or 'JSON'}: {first['msg']})"
         ) from None
 
 
-def fault(arrays: Arrays, classes: int) -> str | None:
+def find_problem(arrays: Arrays, classes: int) -> str | None:
     """What keeps `arrays` from being a set of `classes` classes, or None.
 
     >>> images, labels = np.zeros((2, 32, 32, 3), np.uint8), np.array([0, 7])
-    >>> fault(Arrays(images, labels, images, labels), 2)
+    >>> find_problem(Arrays(images, labels, images, labels), 2)
     'has train_labels from 0 to 7 where 0 to 1 was expected'
     """
     for split in ("train", "test"):
@@ -146,7 +146,7 @@ def fault(arrays: Arrays, classes: int) -> str | None:
     return None
 
 
-def _known(folder: Path) -> dict[str, list[int]]:
+def _read_verified(folder: Path) -> dict[str, list[int]]:
     """Size and time of change of the files when their digests were last found right."""
     try:
         value = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ def _known(folder: Path) -> dict[str, list[int]]:
     return value if isinstance(value, dict) else {}
 
 
-def _remember(folder: Path, known: dict[str, list[int]]) -> None:
+def _write_verified(folder: Path, known: dict[str, list[int]]) -> None:
     with suppress(OSError):  # a cache that cannot be written to is verified each time
         write_text(folder / VERIFIED, json.dumps(known) + "\n")
 
@@ -166,31 +166,31 @@ def _load(
     path = folder / f"{name}.npy"
     entry = manifest.files.get(path.name)
     if entry is None:
-        raise _broken(folder, folder / MANIFEST, f"does not list {path.name}", manifest.name)
+        raise _damaged(folder, folder / MANIFEST, f"does not list {path.name}", manifest.name)
     try:
         found = path.stat()
         if found.st_size != entry.bytes:
             problem = f"has {found.st_size} bytes where {entry.bytes} were expected"
-            raise _broken(folder, path, problem, manifest.name)
+            raise _damaged(folder, path, problem, manifest.name)
         mark = [found.st_size, found.st_mtime_ns, found.st_ino]
         if known is not None and known.get(path.name) != mark:
             if _sha256(path) != entry.sha256:
                 problem = f"is damaged: its sha256 is not the expected {entry.sha256}"
-                raise _broken(folder, path, problem, manifest.name)
+                raise _damaged(folder, path, problem, manifest.name)
             known[path.name] = mark
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise _broken(folder, path, f"cannot be read ({reason})", manifest.name) from None
-    except BROKEN_ARRAY as error:
-        raise _broken(folder, path, f"is not a .npy array ({error})", manifest.name) from None
+        raise _damaged(folder, path, f"cannot be read ({reason})", manifest.name) from None
+    except ARRAY_ERRORS as error:
+        raise _damaged(folder, path, f"is not a .npy array ({error})", manifest.name) from None
     if not isinstance(array, np.memmap) or (array.shape, str(array.dtype)) != (entry.shape, entry.dtype):
         problem = f"is not the expected array {entry.dtype} {entry.shape}"
-        raise _broken(folder, path, problem, manifest.name)
+        raise _damaged(folder, path, problem, manifest.name)
     return array
 
 
-def _broken(folder: Path, path: Path, problem: str, name: str | None = None) -> FeddumapError:
+def _damaged(folder: Path, path: Path, problem: str, name: str | None = None) -> FeddumapError:
     command = f"feddumap data get {name or folder.name}"
     return FeddumapError(f"the cached {path} {problem}: delete the folder {folder} and run `{command}`")
 
@@ -203,14 +203,14 @@ def write(
     Whoever renames first wins: a process that finds the folder already there drops its own copy, unless
     `replace` says that the older one has to go.
     """
-    problem = fault(arrays, len(classes))
+    problem = find_problem(arrays, len(classes))
     if problem:
         raise FeddumapError(f"the data set {name} {problem}: nothing was cached")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name[:40]}.", dir=folder.parent) as temporary:
             fresh = Path(temporary) / "new"
-            _fill(fresh, name, classes, arrays, source)
+            _write_files(fresh, name, classes, arrays, source)
             if replace and folder.exists():
                 folder.rename(Path(temporary) / "old")
             try:
@@ -225,7 +225,7 @@ def write(
         raise FeddumapError(f"cannot write the cache {folder} ({reason}): {advice}") from None
 
 
-def _fill(folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str) -> None:
+def _write_files(folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str) -> None:
     folder.mkdir()
     files = {}
     for field in Arrays._fields:

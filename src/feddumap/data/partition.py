@@ -51,7 +51,7 @@ class Split:
     def counts(self, labels: npt.NDArray[np.integer], classes: int) -> Ints:
         """Images of each class on each device, [N, C]."""
         owner = np.repeat(np.arange(self.devices), self.sizes)
-        cell = owner * classes + _checked(labels, classes)[self.indices]
+        cell = owner * classes + _check_labels(labels, classes)[self.indices]
         return np.bincount(cell, minlength=self.devices * classes).reshape(self.devices, classes)
 
     def to_arrays(self) -> dict[str, Ints]:
@@ -111,7 +111,7 @@ def split(labels: npt.NDArray[np.integer], classes: int, config: DataConfig, see
     The server's images do not depend on how the devices' are split, nor the other way round.
     """
     config = resolve(config, classes)
-    labels = _checked(labels, classes)
+    labels = _check_labels(labels, classes)
     cut = len(labels) * 4 // 5
     if config.devices > cut:
         raise FeddumapError(
@@ -139,7 +139,7 @@ def _shards(pool: Ints, config: DataConfig, seed: int) -> tuple[Ints, Ints]:
             f"{len(pool) // config.devices}, as {config.devices} devices share {len(pool)} images; "
             "lower it or data.devices"
         )
-    lengths = _even(len(pool), number)
+    lengths = _even_sizes(len(pool), number)
     starts = np.cumsum(lengths) - lengths
     dealt = stream(seed, "partition", "shards").permutation(number)
     indices = np.argsort(pool, kind="stable")[ranges(starts[dealt], lengths[dealt])]
@@ -153,7 +153,7 @@ def _sizes(total: int, devices: int, spread: float, seed: int) -> Ints:
     the others' shares.
     """
     if spread == 0:
-        return _even(total, devices)
+        return _even_sizes(total, devices)
     weight = stream(seed, "partition", "sizes").lognormal(0.0, spread, devices)
     small = np.zeros(devices, dtype=bool)
     while True:
@@ -173,10 +173,10 @@ def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int)
 
     Classes and images are the beginnings of random orders, so with the same seed a smaller p gives a part of
     the images of a larger one, and fewer classes are a part of more. The i-th class holds ⌈(n₀ − i) / k⌉;
-    where a class has fewer, all classes hold that many (`wanted_by_server` tells what was asked for).
+    where a class has fewer, all classes hold that many (`requested_server_images` tells what was asked for).
     """
     assert config.server_classes is not None
-    wanted = wanted_by_server(config, len(labels))
+    wanted = requested_server_images(config, len(labels))
     if config.server_fraction > 0 and wanted == 0:
         raise FeddumapError(
             f"data.server_fraction = {config.server_fraction}: gives no image, as the devices have {cut}; "
@@ -198,7 +198,7 @@ def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int)
             f"data.server_classes = {k}: class {kind} has no image among the last 20 % of the training "
             "images, which the server's are drawn from; lower it, or shuffle a data set sorted by label"
         )
-    parts = [order[: min(size, fewest)] for order, size in zip(orders, _even(wanted, k), strict=True)]
+    parts = [order[: min(size, fewest)] for order, size in zip(orders, _even_sizes(wanted, k), strict=True)]
     return np.sort(np.concatenate(parts))
 
 
@@ -209,7 +209,7 @@ def validation(
     server does not train on. They depend on the seed and on the server's images only."""
     if not config.validation:
         return np.zeros(0, dtype=np.int64)
-    labels = _checked(labels, classes)
+    labels = _check_labels(labels, classes)
     free = np.setdiff1d(np.arange(len(labels) * 4 // 5, len(labels)), made.server)
     kinds = np.unique(labels[made.server])
     if not len(kinds):
@@ -219,7 +219,7 @@ def validation(
         )
     rng = stream(seed, "validation")
     parts = []
-    for kind, size in zip(kinds, _even(config.validation, len(kinds)), strict=True):
+    for kind, size in zip(kinds, _even_sizes(config.validation, len(kinds)), strict=True):
         own = free[labels[free] == kind]
         if len(own) < size:
             raise FeddumapError(
@@ -230,17 +230,17 @@ def validation(
     return np.sort(np.concatenate(parts))
 
 
-def wanted_by_server(config: DataConfig, images: int) -> int:
+def requested_server_images(config: DataConfig, images: int) -> int:
     """The server images that `server_fraction` asks for, p · device images, out of `images` in all."""
     return round(config.server_fraction * (images * 4 // 5))
 
 
-def _even(total: int, parts: int) -> Ints:
+def _even_sizes(total: int, parts: int) -> Ints:
     """Sizes of `parts` parts of `total` that differ by at most one, the larger first, as np.array_split."""
     return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
 
 
-def _checked(labels: npt.NDArray[np.integer], classes: int) -> Ints:
+def _check_labels(labels: npt.NDArray[np.integer], classes: int) -> Ints:
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
         raise FeddumapError(f"labels are {labels.dtype} of shape {labels.shape}: expected a list of integers")
     if labels.min() < 0 or labels.max() >= classes:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from feddumap.export.metadata import Card
-    from feddumap.export.writer import Written
+    from feddumap.export.metadata import Metadata
+    from feddumap.export.writer import ExportResult
 
 __all__ = ["load", "write"]
 
@@ -30,7 +30,7 @@ def write(
     out: str | Path | None = None,
     force: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> Written:
+) -> ExportResult:
     """Write the model of a run's newest good checkpoint as `out`; default DIRECTORY/model.SUFFIX.
 
     `to` is onnx, torchscript, safetensors or executorch. The file is loaded again with its own runtime and
@@ -41,7 +41,7 @@ def write(
     return writer.write(Path(directory), to, Path(out) if out is not None else None, force, say)
 
 
-def load(path: str | Path) -> tuple[nn.Module, Card]:
+def load(path: str | Path) -> tuple[nn.Module, Metadata]:
     """The network of a safetensors export, in eval mode, and what the file says about it."""
     from feddumap.export import formats
 

@@ -13,7 +13,7 @@ from feddumap.data.sources import catalog
 from feddumap.data.sources.download import Say
 from feddumap.engine.rounds import in_use
 from feddumap.errors import FeddumapError
-from feddumap.export.metadata import Card
+from feddumap.export.metadata import Metadata
 from feddumap.models import network
 from feddumap.models.cost import macs
 from feddumap.runs.directory import Saved, read_checkpoint, read_config, read_records
@@ -22,19 +22,19 @@ IMAGES = 32  # test images that a file is compared on
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A network in eval mode, its card, and some test images (bytes [n, h, w, c]; perhaps none)."""
 
     network: nn.Module
-    card: Card
+    card: Metadata
     images: torch.Tensor
 
 
-def read(directory: Path, say: Say) -> Trained:
+def read(directory: Path, say: Say) -> TrainedModel:
     """The newest good model of a run directory, which may be in training meanwhile."""
     config = read_config(directory)
     state = _newest(directory, say).state
-    classes, images = _data(config, state.architecture.classes, say)
+    classes, images = _classes_and_images(config, state.architecture.classes, say)
     records = read_records(directory)[: state.round]
     run = {
         "method": config.method.name,
@@ -47,7 +47,7 @@ def read(directory: Path, say: Say) -> Trained:
         "macs": macs(state.architecture),
     }
     module = network(state.architecture, state.weights).eval()
-    return Trained(module, Card(state.architecture, classes, run), images)
+    return TrainedModel(module, Metadata(state.architecture, classes, run), images)
 
 
 def _newest(directory: Path, say: Say) -> Saved:
@@ -80,7 +80,7 @@ def _checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob("checkpoint-*.json"), reverse=True)
 
 
-def _data(config: Config, count: int, say: Say) -> tuple[tuple[str, ...], torch.Tensor]:
+def _classes_and_images(config: Config, count: int, say: Say) -> tuple[tuple[str, ...], torch.Tensor]:
     """The classes' names and some test images, as far as they are at hand: nothing is downloaded."""
     name = config.data.name
     none = torch.empty(0, 32, 32, 3, dtype=torch.uint8)
@@ -91,8 +91,8 @@ def _data(config: Config, count: int, say: Say) -> tuple[tuple[str, ...], torch.
     if cached:
         dataset = catalog.get(name)
         classes, images = dataset.classes, torch.from_numpy(dataset.test_images[:IMAGES].copy())
-    elif name in catalog.OFFICIAL:
-        classes, images = catalog.OFFICIAL[name].classes, none
+    elif name in catalog.PUBLISHED:
+        classes, images = catalog.PUBLISHED[name].classes, none
         say(f"{name} is not in the cache: the file is compared on random images alone")
     else:
         classes, images = tuple(map(str, range(count))), none

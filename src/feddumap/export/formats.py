@@ -19,7 +19,7 @@ from torch import nn
 from feddumap.core.messages import Tensors
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.export.metadata import INPUT, KEY, OUTPUT, Card
+from feddumap.export.metadata import INPUT, KEY, OUTPUT, Metadata
 from feddumap.models import INPUT_SHAPE, network
 
 Predict = Callable[[torch.Tensor], torch.Tensor]
@@ -34,8 +34,8 @@ class Format:
     """
 
     suffix: str
-    encode: Callable[[nn.Module, Card], bytes]
-    decode: Callable[[Path], tuple[Predict, Card]]
+    encode: Callable[[nn.Module, Metadata], bytes]
+    decode: Callable[[Path], tuple[Predict, Metadata]]
     packages: tuple[str, ...] = ()
     batch: int | None = None
 
@@ -60,7 +60,7 @@ def _quiet() -> Iterator[None]:
 # ONNX, read by onnxruntime
 
 
-def _to_onnx(module: nn.Module, card: Card) -> bytes:
+def _to_onnx(module: nn.Module, card: Metadata) -> bytes:
     batch = torch.export.Dim("batch")
     with _quiet():
         program = torch.onnx.export(
@@ -83,7 +83,7 @@ def _to_onnx(module: nn.Module, card: Card) -> bytes:
     return data
 
 
-def _from_onnx(path: Path) -> tuple[Predict, Card]:
+def _from_onnx(path: Path) -> tuple[Predict, Metadata]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -92,13 +92,13 @@ def _from_onnx(path: Path) -> tuple[Predict, Card]:
         (logits,) = session.run([OUTPUT], {INPUT: images.numpy()})
         return torch.from_numpy(logits)
 
-    return predict, Card.from_json(session.get_modelmeta().custom_metadata_map[KEY])
+    return predict, Metadata.from_json(session.get_modelmeta().custom_metadata_map[KEY])
 
 
 # TorchScript, read by torch
 
 
-def _to_torchscript(module: nn.Module, card: Card) -> bytes:
+def _to_torchscript(module: nn.Module, card: Metadata) -> bytes:
     buffer = io.BytesIO()
     with _quiet(), torch.no_grad():
         script: Any = torch.jit.trace(module, _example(2), check_trace=False)  # type: ignore[no-untyped-call]
@@ -106,22 +106,22 @@ def _to_torchscript(module: nn.Module, card: Card) -> bytes:
     return buffer.getvalue()
 
 
-def _from_torchscript(path: Path) -> tuple[Predict, Card]:
+def _from_torchscript(path: Path) -> tuple[Predict, Metadata]:
     found = {JSON_FILE: ""}
     with _quiet():
         script: Any = torch.jit.load(str(path), _extra_files=found)  # type: ignore[no-untyped-call]
-    return script, Card.from_json(found[JSON_FILE])
+    return script, Metadata.from_json(found[JSON_FILE])
 
 
 # safetensors, read by feddumap
 
 
-def _to_safetensors(module: nn.Module, card: Card) -> bytes:
+def _to_safetensors(module: nn.Module, card: Metadata) -> bytes:
     tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
     return tensor_bytes(tensors, {KEY: card.to_json(), "digest": digest(tensors)})
 
 
-def load(path: Path) -> tuple[nn.Module, Card]:
+def load(path: Path) -> tuple[nn.Module, Metadata]:
     """The network of a safetensors export, in eval mode, and its card; anything amiss is an error."""
     try:
         with safe_open(path, "pt") as file:
@@ -131,7 +131,7 @@ def load(path: Path) -> tuple[nn.Module, Card]:
             tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if told.get("digest") != digest(tensors):
             raise ValueError("its checksum does not match")
-        card = Card.from_json(told[KEY])
+        card = Metadata.from_json(told[KEY])
     except (OSError, ValueError, SafetensorError) as error:
         raise FeddumapError(
             f"cannot read {path} ({error}): give a file that `feddumap export DIR --to safetensors` wrote"
@@ -142,7 +142,7 @@ def load(path: Path) -> tuple[nn.Module, Card]:
 # ExecuTorch, read by its runtime: one image at a time, for the XNNPACK kernels of ordinary processors
 
 
-def _to_executorch(module: nn.Module, card: Card) -> bytes:
+def _to_executorch(module: nn.Module, card: Metadata) -> bytes:
     with _quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -156,7 +156,7 @@ def _to_executorch(module: nn.Module, card: Card) -> bytes:
     return data
 
 
-def _from_executorch(path: Path) -> tuple[Predict, Card]:
+def _from_executorch(path: Path) -> tuple[Predict, Metadata]:
     with _quiet():
         from executorch.runtime import Runtime
 
@@ -168,7 +168,7 @@ def _from_executorch(path: Path) -> tuple[Predict, Card]:
         logits: torch.Tensor = forward.execute([images])[0]
         return logits.clone()  # the runtime writes the next answer in the same place
 
-    return predict, Card.from_json(program.load_method(KEY).execute([])[0])
+    return predict, Metadata.from_json(program.load_method(KEY).execute([])[0])
 
 
 FORMATS = {

@@ -16,7 +16,7 @@ INPUT, OUTPUT = "images", "logits"
 
 
 @dataclass(frozen=True)
-class Card:
+class Metadata:
     """The network as data, the names of its classes in the order of its outputs, and the run it comes from.
 
     `batch` is the number of images that the file takes at a time; None is any number.
@@ -52,14 +52,14 @@ class Card:
         return json.dumps(value)
 
     @staticmethod
-    def from_json(text: str | bytes) -> Card:
+    def from_json(text: str | bytes) -> Metadata:
         """Read one; a text that is none is a ValueError."""
         try:
             value = json.loads(text)
             if value["format"] != 1:
                 raise ValueError(f"its format is {value['format']!r}, where 1 was expected")
             batch = value["input"]["shape"][0]
-            return Card(
+            return Metadata(
                 Architecture.from_json(value["architecture"]),
                 tuple(value["classes"]),
                 value["run"],

@@ -14,9 +14,9 @@ from feddumap.core.rng import torch_stream
 from feddumap.data.sources.download import Say
 from feddumap.errors import FeddumapError, unknown
 from feddumap.export import checkpoint
-from feddumap.export.checkpoint import Trained
+from feddumap.export.checkpoint import TrainedModel
 from feddumap.export.formats import FORMATS, Format, Predict
-from feddumap.export.metadata import Card
+from feddumap.export.metadata import Metadata
 from feddumap.models import INPUT_SHAPE
 from feddumap.system.atomic_files import replacing
 from feddumap.training.samples import to_input
@@ -26,37 +26,37 @@ TOLERANCE = 1e-4  # of the largest output, or of 1 where that is smaller
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportResult:
     """What was written: the file, its card, how many random and real images it was compared with the model
     on, and the largest difference of an output there, among outputs up to `largest`."""
 
     path: Path
-    card: Card
+    card: Metadata
     random: int
     real: int
     difference: float
     largest: float
 
 
-def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> Written:
+def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> ExportResult:
     """`feddumap.export.write`: everything that can be wrong is found before the model is converted."""
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
     form = FORMATS[to]
-    _require(to, form)
+    _require_packages(to, form)
     path = out or directory / f"model.{form.suffix}"
     trained = checkpoint.read(directory, say)
-    _refuse(path, force)
+    _check_path(path, force)
     trained = replace(trained, card=replace(trained.card, batch=form.batch))
     data = _encoded(to, form, trained)
     with replacing(path) as neighbour:
         neighbour.write_bytes(data)
         difference, largest = _compare(to, form, neighbour, trained)
-    random = sum(len(batch) for batch in _random(form))
-    return Written(path, trained.card, random, len(trained.images), difference, largest)
+    random = sum(len(batch) for batch in _random_batches(form))
+    return ExportResult(path, trained.card, random, len(trained.images), difference, largest)
 
 
-def _require(to: str, form: Format) -> None:
+def _require_packages(to: str, form: Format) -> None:
     for package in form.packages:
         try:
             import_module(package)
@@ -67,7 +67,7 @@ def _require(to: str, form: Format) -> None:
             ) from None
 
 
-def _refuse(path: Path, force: bool) -> None:
+def _check_path(path: Path, force: bool) -> None:
     if path.is_dir():
         raise FeddumapError(f"{path} is a folder: give --out the name of a file")
     if not path.parent.is_dir():
@@ -76,7 +76,7 @@ def _refuse(path: Path, force: bool) -> None:
         raise FeddumapError(f"{path} exists: give --out another name, or --force to replace it")
 
 
-def _encoded(to: str, form: Format, trained: Trained) -> bytes:
+def _encoded(to: str, form: Format, trained: TrainedModel) -> bytes:
     module = deepcopy(trained.network)
     for tensor in [*module.parameters(), *module.buffers()]:
         # channels-last is for training: files have the usual order
@@ -91,13 +91,13 @@ def _encoded(to: str, form: Format, trained: Trained) -> bytes:
 
 
 @torch.inference_mode()
-def _compare(to: str, form: Format, path: Path, trained: Trained) -> tuple[float, float]:
+def _compare(to: str, form: Format, path: Path, trained: TrainedModel) -> tuple[float, float]:
     """The largest difference between the file's outputs and the model's, and the largest output."""
-    predict, card = _opened(to, form, path)
+    predict, card = _load_back(to, form, path)
     if card != trained.card:
         raise FeddumapError(f"the {to} file does not say of itself what was written: choose another format")
     differences, sizes = [0.0], [0.0]
-    for images in [*_random(form), *_real(form, trained)]:
+    for images in [*_random_batches(form), *_test_batches(form, trained)]:
         expected = trained.network(images)
         if not torch.isfinite(expected).all():
             raise FeddumapError(
@@ -116,7 +116,7 @@ def _compare(to: str, form: Format, path: Path, trained: Trained) -> tuple[float
     return difference, largest
 
 
-def _opened(to: str, form: Format, path: Path) -> tuple[Predict, Card]:
+def _load_back(to: str, form: Format, path: Path) -> tuple[Predict, Metadata]:
     try:
         return form.decode(path)
     except Exception as error:  # whatever the runtime raises
@@ -140,14 +140,14 @@ def _unusable(to: str, reason: Exception | str) -> FeddumapError:
     )
 
 
-def _random(form: Format) -> Iterator[torch.Tensor]:
+def _random_batches(form: Format) -> Iterator[torch.Tensor]:
     generator = torch_stream(0, "export")
     for size in BATCHES:
         images = torch.rand(size, *INPUT_SHAPE[1:], generator=generator)
         yield from torch.split(images, form.batch or size)
 
 
-def _real(form: Format, trained: Trained) -> Iterator[torch.Tensor]:
+def _test_batches(form: Format, trained: TrainedModel) -> Iterator[torch.Tensor]:
     if len(trained.images):
         images = to_input(trained.images).contiguous()
         yield from torch.split(images, form.batch or len(images))

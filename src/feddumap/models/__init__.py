@@ -1,6 +1,6 @@
 """Networks as data: a family's name, the classes and each convolution's width are enough to rebuild one."""
 
-from feddumap.models.cost import Layer, full_macs, layer_macs, layer_table, macs, parameters
+from feddumap.models.cost import LayerCost, full_macs, layer_macs, layer_table, macs, parameters
 from feddumap.models.registry import (
     INPUT_SHAPE,
     architecture,
@@ -14,7 +14,7 @@ from feddumap.models.registry import (
 
 __all__ = [
     "INPUT_SHAPE",
-    "Layer",
+    "LayerCost",
     "architecture",
     "build",
     "channels_of",

@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddumap.core.messages import Architecture
-from feddumap.models.registry import INPUT_SHAPE, build, is_own
+from feddumap.models.registry import INPUT_SHAPE, build, is_builtin
 from feddumap.models.registry import architecture as full_architecture
 
 
-class Layer(NamedTuple):
+class LayerCost(NamedTuple):
     """A row of `layer_table`: a module that has parameters of its own. `shape` is its first one's."""
 
     name: str
@@ -51,7 +51,7 @@ def parameters(architecture: Architecture) -> int:
     return sum(parameter.numel() for parameter in build(architecture).parameters() if parameter.requires_grad)
 
 
-def layer_table(architecture: Architecture) -> list[Layer]:
+def layer_table(architecture: Architecture) -> list[LayerCost]:
     """The layers with parameters, in the order of definition; the columns add up to the network's costs."""
     module = build(architecture)
     multiply_adds = layer_macs(architecture)
@@ -59,7 +59,7 @@ def layer_table(architecture: Architecture) -> list[Layer]:
     for name, group in groupby(module.named_parameters(), key=lambda pair: pair[0].rpartition(".")[0]):
         owned = [parameter for _, parameter in group]
         rows.append(
-            Layer(
+            LayerCost(
                 name,
                 type(module.get_submodule(name)).__name__,
                 tuple(owned[0].shape),
@@ -72,7 +72,7 @@ def layer_table(architecture: Architecture) -> list[Layer]:
 
 @lru_cache
 def _count(architecture: Architecture) -> tuple[int, Mapping[str, int]]:
-    if is_own(architecture.family):
+    if is_builtin(architecture.family):
         layers = _layers(build(architecture))
         return sum(layers.values()), MappingProxyType(layers)
     return _operations(build(architecture))

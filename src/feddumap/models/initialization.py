@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-_DRAWING = frozenset(
+_RANDOM_INITIALIZERS = frozenset(
     {
         nn.init.kaiming_normal_,
         nn.init.kaiming_uniform_,
@@ -21,7 +21,7 @@ _DRAWING = frozenset(
 )
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInitialization(TorchFunctionMode):
     """Within it, modules are made without drawing their random weights, whose memory stays untouched.
 
     Constants are filled in as ever, so that batch-norm statistics, say, are right from the beginning. (The
@@ -35,13 +35,13 @@ class Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _DRAWING:
+        if func in _RANDOM_INITIALIZERS:
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def private_generator(seed: int) -> Iterator[None]:
+def seeded_global_generator(seed: int) -> Iterator[None]:
     """Give code that draws from torch's global generator a seed, and leave no trace of its draws."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -49,7 +49,7 @@ def private_generator(seed: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def draw(network: nn.Module, generator: torch.Generator) -> None:
+def initialise_layers(network: nn.Module, generator: torch.Generator) -> None:
     """Draw all convolutions and linear layers, in the order of their definition.
 
     Convolutions: weights N(0, 2/(k² · C_out)), biases 0. Linear layers: both U(±1/√inputs), torch's default.
@@ -74,7 +74,7 @@ def channels_last(network: nn.Module, *, keep: bool) -> nn.Module:
     for module in network.modules():
         if not isinstance(module, nn.Conv2d):
             continue
-        if _fragile(module):
+        if _has_channels_last_bug(module):
             module.register_forward_pre_hook(_contiguous_input)
             continue
         weight = module.weight.detach()
@@ -83,7 +83,7 @@ def channels_last(network: nn.Module, *, keep: bool) -> nn.Module:
     return network
 
 
-def _fragile(module: nn.Conv2d) -> bool:
+def _has_channels_last_bug(module: nn.Conv2d) -> bool:
     """Whether oneDNN's channels-last backward pass would write past its buffer (its issue 6035): strided 1×1
     convolutions of float32 with fewer input channels than a vector register holds."""
     return module.kernel_size == (1, 1) and max(module.stride) > 1 and module.in_channels < 16

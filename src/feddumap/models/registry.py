@@ -21,7 +21,12 @@ from feddumap.core.messages import Architecture, Tensors
 from feddumap.core.rng import torch_stream
 from feddumap.errors import FeddumapError, unknown
 from feddumap.models import chains, resnet
-from feddumap.models.initialization import Undrawn, channels_last, draw, private_generator
+from feddumap.models.initialization import (
+    SkipInitialization,
+    channels_last,
+    initialise_layers,
+    seeded_global_generator,
+)
 from feddumap.models.resize import shrink
 
 INPUT_SHAPE = (1, 3, 32, 32)
@@ -42,7 +47,7 @@ _FAMILIES = {
     "vgg11": Family(chains.VGG11.full, chains.VGG11.resized),
     "resnet18": Family(resnet.full, resnet.resized),
 }
-_OWN = frozenset(_FAMILIES)
+_BUILTIN = frozenset(_FAMILIES)
 
 
 def families() -> tuple[str, ...]:
@@ -50,9 +55,9 @@ def families() -> tuple[str, ...]:
     return tuple(_FAMILIES)
 
 
-def is_own(name: str) -> bool:
+def is_builtin(name: str) -> bool:
     """Whether it is one of the families that come with this package."""
-    return name in _OWN
+    return name in _BUILTIN
 
 
 def register(name: str, factory: Callable[[int], nn.Module]) -> None:
@@ -106,19 +111,24 @@ def build(architecture: Architecture) -> nn.Module:
     For weights to be loaded into: nothing is drawn and no memory is touched.
     """
     _check(architecture)
-    if _is_cut(architecture):
-        return deepcopy(_cut_template(architecture))
-    with _undrawn():
+    if _needs_tracing(architecture):
+        return deepcopy(_traced_template(architecture))
+    with _uninitialized():
         return channels_last(_make(architecture), keep=False)
 
 
 def initialise(architecture: Architecture, seed: int) -> Tensors:
-    """First weights and buffers, all from the stream `init` of `seed`; convolutions channels-last."""
+    """The first weights and buffers, from the stream `init` of `seed`; convolutions channels-last.
+
+    Built-in families are initialised as in the paper (`initialise_layers`). Any other network keeps the weights
+    that its factory gave it; random ones come from the same stream.
+    """
     _check(architecture)
     generator = torch_stream(seed, "init")
-    with private_generator(generator.initial_seed()):  # for a registered network's own kinds of layers
+    with seeded_global_generator(generator.initial_seed()):
         module = _make(architecture)
-    draw(module, generator)
+    if is_builtin(architecture.family):
+        initialise_layers(module, generator)
     return dict(channels_last(module, keep=True).state_dict())
 
 
@@ -153,29 +163,29 @@ def _make(given: Architecture) -> nn.Module:
     if family.resized is not None:
         return family.resized(given.widths, given.classes)
     full = family.full(given.classes)
-    return shrink(full, given.widths, torch.zeros(INPUT_SHAPE)) if _is_cut(given) else full
+    return shrink(full, given.widths, torch.zeros(INPUT_SHAPE)) if _needs_tracing(given) else full
 
 
-def _is_cut(given: Architecture) -> bool:
+def _needs_tracing(given: Architecture) -> bool:
     """Whether it takes tracing to make: a registered family at other widths than its full ones."""
     full = dict(_full_channels(given.family, given.classes))
     return _FAMILIES[given.family].resized is None and given.widths != full
 
 
 @contextmanager
-def _undrawn() -> Iterator[None]:
-    with private_generator(0), Undrawn():
+def _uninitialized() -> Iterator[None]:
+    with seeded_global_generator(0), SkipInitialization():
         yield
 
 
 @lru_cache
 def _full_channels(name: str, classes: int) -> tuple[tuple[str, int], ...]:
-    with _undrawn():
+    with _uninitialized():
         return channels_of(_FAMILIES[name].full(classes))
 
 
 @lru_cache(maxsize=4)
-def _cut_template(given: Architecture) -> nn.Module:
+def _traced_template(given: Architecture) -> nn.Module:
     """Tracing takes longer than copying, and devices ask for the same network again and again."""
-    with private_generator(0):
+    with seeded_global_generator(0):
         return channels_last(_make(given), keep=False)

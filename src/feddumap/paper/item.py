@@ -19,15 +19,15 @@ from feddumap.sweep.grid import Grid, parse
 HERE = Path(__file__).parent
 METRICS = ("accuracy", "time", "mflops")
 
-Measure = Literal["accuracy", "faster", "slower", "longer", "less compute", "more compute", "smaller"]
-Where = dict[str, Any]  # section.key = value, or a list of the values that will do
+ClaimMeasure = Literal["accuracy", "faster", "slower", "longer", "less compute", "more compute", "smaller"]
+Selector = dict[str, Any]  # section.key = value, or a list of the values that will do
 
 
-class Part(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Numbers(Part):
+class PaperTable(StrictModel):
     """Rows of the paper's table. A column is `name`, a key that tells the row's runs, or one of `METRICS`;
     a time that is nan was never reached."""
 
@@ -35,7 +35,7 @@ class Numbers(Part):
     rows: list[list[str | int | float]]
 
     @model_validator(mode="after")
-    def _fits(self) -> Numbers:
+    def _fits(self) -> PaperTable:
         for column in self.columns:
             if column != "name" and "." not in column and column not in METRICS:
                 raise ValueError(f"column {column!r}: expected name, section.key or one of {METRICS}")
@@ -48,10 +48,10 @@ class Numbers(Part):
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-class Against(Part):
+class Reference(StrictModel):
     """With what a claim compares, and by how much: "5.3%", "2.4 times"."""
 
-    where: Where
+    where: Selector
     says: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(%| times?)$")]
 
     @model_validator(mode="before")
@@ -67,20 +67,20 @@ class Against(Part):
         return number / 100 if self.says.endswith("%") else number
 
 
-class Claim(Part):
+class Claim(StrictModel):
     """A comparison that the text states: `of` some runs over others that are alike in the data, the model and
     the keys of `alike`; the largest of all such pairs, or their mean. Without a `target`, the item's."""
 
     quote: str
-    measure: Measure
-    of: Where
-    over: list[Against]
+    measure: ClaimMeasure
+    of: Selector
+    over: list[Reference]
     alike: list[str] = []
     take: Literal["largest", "mean"] = "largest"
     target: float | None = None
 
 
-class Item(Part):
+class Item(StrictModel):
     """A table or figure: what it is, the tables of its grid, and what the paper says. `targets` are the
     accuracies, by model, to which times are measured."""
 
@@ -92,7 +92,7 @@ class Item(Part):
     notes: list[str] = []
     no_counterpart: list[str] = []
     targets: dict[str, float] = {}
-    numbers: list[Numbers] = []
+    numbers: list[PaperTable] = []
     claims: list[Claim] = []
     tables: dict[str, Any]
 
@@ -102,13 +102,13 @@ class Item(Part):
         return parse({**self.tables, "grid": sweeps}, self.name, sets)
 
 
-def every() -> list[Item]:
+def all_items() -> list[Item]:
     """All items, tables first, in the paper's order."""
     found = [load(path) for path in sorted((HERE / "items").glob("*.toml"))]
     return sorted(found, key=lambda item: (item.number.startswith("Figure"), int(item.number.split()[1])))
 
 
-def find(name: str) -> Item:
+def find_item(name: str) -> Item:
     """The item of that name."""
     path = HERE / "items" / f"{name}.toml"
     known = sorted(each.stem for each in path.parent.glob("*.toml"))

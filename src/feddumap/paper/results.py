@@ -7,15 +7,22 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from feddumap.paper.item import METRICS, Against, Claim, Item, Measure, Where
+from feddumap.paper.item import METRICS, Claim, ClaimMeasure, Item, Reference, Selector
 from feddumap.paper.run_names import flat
-from feddumap.report.series import Recorded
-from feddumap.report.statistics import Figures, Reach, Spread, figures_of, reach, spread
+from feddumap.report.series import RecordedRun
+from feddumap.report.statistics import (
+    RunStatistics,
+    Spread,
+    TimeToTarget,
+    run_statistics,
+    spread,
+    time_to_target,
+)
 from feddumap.runs.directory import read_records
 from feddumap.sweep.grid import Cell
-from feddumap.sweep.status import read_summary
+from feddumap.sweep.status import summary_of
 
-PAIRED = ("data.name", "model.name")
+PAIRING_KEYS = ("data.name", "model.name")
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Measured:
     swept: Mapping[str, Any]
     values: Mapping[str, Any]
     cells: tuple[Cell, ...]
-    runs: tuple[Figures, ...]
+    runs: tuple[RunStatistics, ...]
 
     @property
     def model(self) -> str:
@@ -38,12 +45,12 @@ class Measured:
     def cost(self, kind: str) -> Spread | None:
         return spread([run.cost[kind] for run in self.runs])
 
-    def time(self, target: float | None) -> Reach | None:
-        return reach(self.runs, target) if target is not None and self.runs else None
+    def time(self, target: float | None) -> TimeToTarget | None:
+        return time_to_target(self.runs, target) if target is not None and self.runs else None
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """Some runs under their name in the paper, with its numbers (accuracy, time, mflops) if it has any."""
 
     name: str
@@ -58,7 +65,7 @@ class Finding:
     of runs, and in which of them it was largest."""
 
     claim: Claim
-    against: Against
+    against: Reference
     ours: float | None
     pairs: int
     largest: Measured | None
@@ -69,33 +76,35 @@ class Results:
     """All of an item. `absent` rows of the paper have no runs, because a --set has left theirs out."""
 
     item: Item
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     absent: int
     findings: tuple[Finding, ...]
 
 
 def results(item: Item, cells: Sequence[Cell]) -> Results:
     """The cells of an item as they are, finished or not, beside the paper's numbers."""
-    found = measured(item, cells)
-    rows: list[Row] = []
+    found = group_cells(item, cells)
+    rows: list[PaperRow] = []
     absent = 0
     for line in (line for numbers in item.numbers for line in numbers.dicts()):
         matching = select(found, {key: value for key, value in line.items() if "." in key})
         assert len(matching) <= 1, f"{item.name}: {line} fits several of its cells"
         absent += not matching
         paper = {metric: float(line[metric]) for metric in METRICS if metric in line}
-        rows += [Row(str(line["name"]), paper, each, item.targets.get(each.model)) for each in matching]
+        rows += [PaperRow(str(line["name"]), paper, each, item.targets.get(each.model)) for each in matching]
     named = [id(row.ours) for row in rows]
     rows += [
-        Row(each.values["method.name"], {}, each, item.targets.get(each.model))
+        PaperRow(each.values["method.name"], {}, each, item.targets.get(each.model))
         for each in found
         if id(each) not in named
     ]
-    findings = [finding(item, claim, against, found) for claim in item.claims for against in claim.over]
+    findings = [
+        evaluate_claim(item, claim, against, found) for claim in item.claims for against in claim.over
+    ]
     return Results(item, tuple(rows), absent, tuple(findings))
 
 
-def measured(item: Item, cells: Iterable[Cell]) -> list[Measured]:
+def group_cells(item: Item, cells: Iterable[Cell]) -> list[Measured]:
     """The cells, grouped over their seeds."""
     claimed = (claim.target for claim in item.claims if claim.target is not None)
     targets = sorted({*item.targets.values(), *claimed})
@@ -107,18 +116,20 @@ def measured(item: Item, cells: Iterable[Cell]) -> list[Measured]:
             {key: value for key, value in group[0].swept.items() if key != "run.seed"},
             flat(group[0].config),
             tuple(group),
-            tuple(figures(cell, targets) for cell in group if read_summary(cell) is not None),
+            tuple(cell_statistics(cell, targets) for cell in group if summary_of(cell) is not None),
         )
         for group in groups.values()
     ]
 
 
-def figures(cell: Cell, targets: Sequence[float]) -> Figures:
+def cell_statistics(cell: Cell, targets: Sequence[float]) -> RunStatistics:
     """A finished cell in numbers."""
-    return figures_of(Recorded(cell.path, cell.config, read_records(cell.path), finished=True), targets)
+    return run_statistics(
+        RecordedRun(cell.path, cell.config, read_records(cell.path), finished=True), targets
+    )
 
 
-def select(found: Iterable[Measured], where: Where) -> list[Measured]:
+def select(found: Iterable[Measured], where: Selector) -> list[Measured]:
     """Those that have all of these values, or where there is a list one of it."""
     return [
         each
@@ -130,15 +141,15 @@ def select(found: Iterable[Measured], where: Where) -> list[Measured]:
     ]
 
 
-def finding(item: Item, claim: Claim, against: Against, found: Sequence[Measured]) -> Finding:
+def evaluate_claim(item: Item, claim: Claim, against: Reference, found: Sequence[Measured]) -> Finding:
     """A comparison over all pairs that are alike."""
-    alike = (*PAIRED, *claim.alike)
+    alike = (*PAIRING_KEYS, *claim.alike)
     values = [
         (value, one)
         for one in select(found, claim.of)
         for other in select(found, against.where)
         if all(one.values.get(key) == other.values.get(key) for key in alike)
-        and (value := compare(claim.measure, one, other, target_of(item, claim, one))) is not None
+        and (value := relative_difference(claim.measure, one, other, target_of(item, claim, one))) is not None
     ]
     if not values:
         return Finding(claim, against, None, 0, None)
@@ -153,7 +164,9 @@ def target_of(item: Item, claim: Claim, one: Measured) -> float | None:
     return claim.target if claim.target is not None else item.targets.get(one.model)
 
 
-def compare(measure: Measure, one: Measured, other: Measured, target: float | None) -> float | None:
+def relative_difference(
+    measure: ClaimMeasure, one: Measured, other: Measured, target: float | None
+) -> float | None:
     """One against the other, in the paper's way, of the means over seeds; None where either lacks a number.
 
     accuracy: the difference; faster, longer, more compute: the ratio less 1; slower: the ratio;
@@ -175,7 +188,7 @@ def compare(measure: Measure, one: Measured, other: Measured, target: float | No
             return 1 - a / b
 
 
-def quantity(measure: Measure, one: Measured, target: float | None) -> float | None:
+def quantity(measure: ClaimMeasure, one: Measured, target: float | None) -> float | None:
     """The number that a measure compares: for times, only if all seeds reached the target."""
     if measure in ("faster", "slower"):
         reached = one.time(target)

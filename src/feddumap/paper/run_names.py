@@ -17,10 +17,10 @@ from feddumap.config import CARRIED_OUT, Config, read_toml
 from feddumap.data.dataset import Dataset
 from feddumap.data.sources import catalog
 from feddumap.paper.item import HERE, Item
-from feddumap.sweep.grid import LONGEST, Cell, cells_of, word
+from feddumap.sweep.grid import LONGEST, Cell, cells_of, path_component
 
-FIRST = ("data.name", "model.name", "method.name")
-APART = (*FIRST, "run.seed", *(f"run.{key}" for key in CARRIED_OUT))  # first, last, and of no effect
+LEADING = ("data.name", "model.name", "method.name")
+APART = (*LEADING, "run.seed", *(f"run.{key}" for key in CARRIED_OUT))  # first, last, and of no effect
 
 
 def cells(
@@ -31,18 +31,18 @@ def cells(
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Cell]:
     """The runs of an item, in the folder that it shares with others."""
-    return cells_of(item.grid(seeds, sets), out, say, by_configuration)
+    return cells_of(item.grid(seeds, sets), out, say, name_from_configuration)
 
 
-def by_configuration(_: Mapping[str, Any], config: Config) -> str:
+def name_from_configuration(_: Mapping[str, Any], config: Config) -> str:
     """DATA-MODEL-METHOD, the keys that differ from the paper's setting, and the seed. What a folder's name
     cannot hold is told apart by a checksum."""
     own = flat(config)
-    plain = flat(_plain(*(own[key] for key in FIRST)))
-    parts = [own[key] for key in FIRST]
+    plain = flat(_paper_setting(*(own[key] for key in LEADING)))
+    parts = [own[key] for key in LEADING]
     parts += [f"{key}={_text(own[key])}" for key in own if key not in APART and own[key] != plain.get(key)]
     exact = "-".join(parts)
-    name = "-".join(map(word, parts))[:LONGEST].strip("._-")
+    name = "-".join(map(path_component, parts))[:LONGEST].strip("._-")
     if name != exact:
         name += f"-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
     return f"{name}-{config.run.seed}"
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
 
 
 @cache
-def _plain(data: str, model: str, method: str) -> Config:
+def _paper_setting(data: str, model: str, method: str) -> Config:
     """The paper's setting with these three, resolved."""
     setting = read_toml(HERE / "setting.toml", "setting")
     del setting["notes"]

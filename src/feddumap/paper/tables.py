@@ -8,18 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 from feddumap.paper.item import Item
-from feddumap.paper.results import Finding, Results, Row
+from feddumap.paper.results import Finding, PaperRow, Results
 from feddumap.paper.words import SYMBOLS, keys, largest_in, place, sentence
-from feddumap.report.statistics import Reach, Spread
-from feddumap.report.tables import Cell, Column, Document, Table, names
+from feddumap.report.statistics import Spread, TimeToTarget
+from feddumap.report.tables import Column, Document, Table, TableCell, text_column
 
-NONE = Cell("")
+NONE = TableCell("")
 
 
 def document(found: Results, changed: Sequence[str], grouped: bool) -> Document:
     """Tables of the rows, one for each model if `grouped`, and of what the text says; then the notes, first
     of all what was `changed` on the command line."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[PaperRow]] = {}
     for row in found.rows:
         groups.setdefault(_group(row) if grouped else "", []).append(row)
     tables = [_table(found.item, title, rows) for title, rows in groups.items()]
@@ -36,11 +36,11 @@ def _notes(found: Results, changed: Sequence[str]) -> list[str]:
     return [*notes, *found.item.notes]
 
 
-def _group(row: Row) -> str:
+def _group(row: PaperRow) -> str:
     return place(row.ours) + (f", time in seconds to {row.target:g}" if row.target is not None else "")
 
 
-def _table(item: Item, title: str, rows: Sequence[Row]) -> Table:
+def _table(item: Item, title: str, rows: Sequence[PaperRow]) -> Table:
     full = [", ".join(filter(None, (row.name, place(row.ours), keys(row.ours)))) for row in rows]
     texts = [row.name for row in rows] if title else full
     shown = [key for key in SYMBOLS if any(key in row.ours.swept for row in rows)]
@@ -55,63 +55,63 @@ def _table(item: Item, title: str, rows: Sequence[Row]) -> Table:
         _ours("MFLOPs", [_mflops(row) for row in rows]),
     ]
     kept = [column for column in made if any(cell.text for cell in column.cells)]
-    return Table(title or item.number, (names("method", "row", texts), *told, *kept))
+    return Table(title or item.number, (text_column("method", "row", texts), *told, *kept))
 
 
-def _key_column(key: str, rows: Sequence[Row]) -> Column:
+def _key_column(key: str, rows: Sequence[PaperRow]) -> Column:
     values = [row.ours.swept.get(key) for row in rows]
-    cells = [NONE if value is None else Cell(str(value), {"": value}) for value in values]
+    cells = [NONE if value is None else TableCell(str(value), {"": value}) for value in values]
     return Column(SYMBOLS[key], key, tuple(cells))
 
 
-def _paper(title: str, rows: Sequence[Row], form: str) -> Column:
+def _paper(title: str, rows: Sequence[PaperRow], form: str) -> Column:
     values = [row.paper.get(title.lower()) for row in rows]
     cells = [
         NONE
         if value is None
-        else Cell("never", {"": "never"})
+        else TableCell("never", {"": "never"})
         if math.isnan(value)
-        else Cell(form.format(value), {"": value})
+        else TableCell(form.format(value), {"": value})
         for value in values
     ]
     return Column(f"paper\n{title}", f"paper_{title.lower()}", tuple(cells))
 
 
-def _ours(title: str, cells: Sequence[Cell]) -> Column:
+def _ours(title: str, cells: Sequence[TableCell]) -> Column:
     return Column(f"our\n{title}", title.lower(), tuple(cells))
 
 
-def _last(row: Row) -> Cell:
+def _last(row: PaperRow) -> TableCell:
     """The mean alone: the table is wide enough, and programs get the deviation too."""
     found = row.ours.accuracy("mean10")
     whole = _cell(found, "{:.3f}")
-    return whole if found is None else Cell(f"{found.mean:.3f}", whole.plain)
+    return whole if found is None else TableCell(f"{found.mean:.3f}", whole.plain)
 
 
-def _mflops(row: Row) -> Cell:
+def _mflops(row: PaperRow) -> TableCell:
     found = row.ours.cost("macs")
     scaled = found and Spread(found.mean / 1e6, found.std and found.std / 1e6, found.n)
     return _cell(scaled, "{:.1f}")
 
 
-def _time(row: Row) -> Cell:
+def _time(row: PaperRow) -> TableCell:
     found = row.ours.time(row.target)
     if found is None:
-        return NONE if row.target is None else Cell("-", {})
+        return NONE if row.target is None else TableCell("-", {})
     if found.clock is None:
         text = f"{found.reached} of {found.seeds} seeds" if found.reached else "never"
-        return Cell(text, {"mean": text})
+        return TableCell(text, {"mean": text})
     return _cell(found.clock, "{:,.0f}")
 
 
-def _cell(found: Spread | None, form: str) -> Cell:
+def _cell(found: Spread | None, form: str) -> TableCell:
     """Mean ± standard deviation; a deviation that rounds to nothing is not shown."""
     if found is None:
-        return Cell("-", {})
+        return TableCell("-", {})
     shown = form.format(found.mean)
     if found.std is not None and float(form.format(found.std).replace(",", "")):
         shown += f" ± {form.format(found.std)}"
-    return Cell(shown, {"mean": found.mean, "std": found.std})
+    return TableCell(shown, {"mean": found.mean, "std": found.std})
 
 
 def _findings(found: Results) -> Table:
@@ -119,21 +119,23 @@ def _findings(found: Results) -> Table:
     return Table(
         "What the text says",
         (
-            names("comparison", "row", [sentence(found.item, one) for one in each]),
+            text_column("comparison", "row", [sentence(found.item, one) for one in each]),
             Column(
-                "paper", "paper_claim", tuple(Cell(one.against.says, {"": one.against.value}) for one in each)
+                "paper",
+                "paper_claim",
+                tuple(TableCell(one.against.says, {"": one.against.value}) for one in each),
             ),
             Column("ours", "claim", tuple(_claimed(one) for one in each)),
-            names("largest in", "claim_largest_in", [largest_in(one) for one in each]),
+            text_column("largest in", "claim_largest_in", [largest_in(one) for one in each]),
         ),
     )
 
 
-def _claimed(one: Finding) -> Cell:
+def _claimed(one: Finding) -> TableCell:
     if one.ours is None:
-        return Cell("-", {})
+        return TableCell("-", {})
     times = one.against.says.rstrip("s").endswith("time")
-    return Cell(f"{one.ours:.1f} times" if times else f"{100 * one.ours:.1f}%", {"": one.ours})
+    return TableCell(f"{one.ours:.1f} times" if times else f"{100 * one.ours:.1f}%", {"": one.ours})
 
 
 def about(item: Item) -> dict[str, Any]:
@@ -185,5 +187,5 @@ def as_json(found: Results, changed: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _plain(found: Spread | Reach | None) -> dict[str, Any] | None:
+def _plain(found: Spread | TimeToTarget | None) -> dict[str, Any] | None:
     return None if found is None else asdict(found)

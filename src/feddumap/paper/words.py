@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddumap.paper.item import Item, Where
+from feddumap.paper.item import Item, Selector
 from feddumap.paper.results import Finding, Measured
 
 NAMES = {"cnn": "CNN", "vgg11": "VGG", "lenet": "LeNet", "resnet18": "ResNet"}
@@ -46,7 +46,7 @@ def sentence(item: Item, one: Finding) -> str:
     return SENTENCES[one.claim.measure].format(_words(one.claim.of), _words(one.against.where), target)
 
 
-def _words(where: Where) -> str:
+def _words(where: Selector) -> str:
     parts = []
     for key, value in where.items():
         values = value if isinstance(value, list) else [value]

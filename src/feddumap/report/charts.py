@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from feddumap.report.label_mixes import Mix
-from feddumap.report.lines import COLOURS, Columns, Line, Numbers, Table, spread
-from feddumap.report.prunings import Pruned, layers
+from feddumap.report.label_mixes import LabelMixes
+from feddumap.report.lines import COLOURS, Columns, Line, SeedTable, Values, evenly_spaced
+from feddumap.report.prunings import SeriesPruning, layers
 
-FAR = 20  # times the median: costs that reach beyond are drawn on a logarithmic axis
+LOG_RATIO = 20  # times the median: costs that reach beyond are drawn on a logarithmic axis
 PATTERNS = ("", "/", "x", ".", "-")  # of bars, in place of dashes
 
 
@@ -47,7 +47,7 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
     def sized(table: str, key: str, name: str, title: str, unit: str) -> Axis:
         values = _values((getattr(line, table) for line in lines), key)
         middle, largest = median(values or [0.0]), max(values, default=0.0)
-        log = table == "rounds" and largest > FAR * middle and min(values) > 0
+        log = table == "rounds" and largest > LOG_RATIO * middle and min(values) > 0
         scale, letter = (_time if unit == "s" else _metric)(middle if log else largest)
         shown = letter if unit == "s" else f"{letter}{unit}"
         return Axis(key, name, f"{title} ({shown})" if shown else title, scale, log=log)
@@ -85,9 +85,9 @@ def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, A
     scales = {axis.key: axis.scale for chart in found for axis in (*chart.x, *chart.y)}
 
     def columns(value: Columns) -> Columns:
-        return {key: _short(numbers, scales[key]) for key, numbers in value.items() if key in scales}
+        return {key: _rounded(numbers, scales[key]) for key, numbers in value.items() if key in scales}
 
-    def table(value: Table) -> dict[str, Any]:
+    def table(value: SeedTable) -> dict[str, Any]:
         mean = columns(value.mean)
 
         def unlike(other: Columns) -> Columns:
@@ -107,7 +107,7 @@ def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, A
 
     return [
         {
-            "label": plain(line.label),
+            "label": plotly_text(line.label),
             **asdict(line.style),
             "accuracy": table(line.accuracy),
             "rounds": table(line.rounds),
@@ -116,21 +116,21 @@ def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, A
     ]
 
 
-def bars(group: Sequence[Pruned], lines: Sequence[Line]) -> dict[str, Any]:
+def bars(group: Sequence[SeriesPruning], lines: Sequence[Line]) -> dict[str, Any]:
     """The share removed from each layer, a bar for each series. A trace's `meta` says whose it is."""
     traces = [
         {
             "type": "bar",
             "meta": {"line": pruned.place},
-            "name": plain(pruned.label),
-            "x": [plain(layer) for layer in pruned.removed],
-            "y": _short(list(pruned.removed.values())),
+            "name": plotly_text(pruned.label),
+            "x": [plotly_text(layer) for layer in pruned.removed],
+            "y": _rounded(list(pruned.removed.values())),
             "marker": {"color": lines[pruned.place].style.colour, "pattern": _pattern(pruned.place)},
-            "hovertemplate": f"{plain(pruned.label)}<br>%{{x}}: %{{y:.1%}} removed<extra></extra>",
+            "hovertemplate": f"{plotly_text(pruned.label)}<br>%{{x}}: %{{y:.1%}} removed<extra></extra>",
         }
         for pruned in group
     ]
-    names = [plain(layer) for layer in layers(group)]
+    names = [plotly_text(layer) for layer in layers(group)]
     x = {"type": "category", "categoryorder": "array", "categoryarray": names}
     y = {"title": {"text": f"{group[0].what} removed"}, "tickformat": ".0%", "rangemode": "tozero"}
     return {
@@ -139,7 +139,7 @@ def bars(group: Sequence[Pruned], lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def heat(found: Mix) -> dict[str, Any]:
+def heat_map(found: LabelMixes) -> dict[str, Any]:
     """The label mixes as a heat map under the degrees; the server's is a column of its own at the left."""
     who = [f"device {device}" for device in found.devices]
     places = list(range(len(found.devices)))
@@ -148,14 +148,14 @@ def heat(found: Mix) -> dict[str, Any]:
         who, places = ["the server", "", *who], [-2, -1, *places]
         shares = [found.server.tolist(), [None] * len(found.classes), *shares]
         degrees = [found.server_degree, None, *degrees]
-    ticks = spread(len(found.devices), 6)[0 if found.server is None else 1 :]  # room for the server's
-    names = [plain(name) for name in found.classes]
+    ticks = evenly_spaced(len(found.devices), 6)[0 if found.server is None else 1 :]  # room for the server's
+    names = [plotly_text(name) for name in found.classes]
     data = [
         {
             "type": "heatmap",
             "x": places,
             "y": names,
-            "z": [_short([row[label] for row in shares]) for label in range(len(names))],
+            "z": [_rounded([row[label] for row in shares]) for label in range(len(names))],
             "text": [who] * len(names),
             "hovertemplate": "%{text}<br>%{y}: %{z:.1%}<extra></extra>",
             "hoverongaps": False,
@@ -171,7 +171,7 @@ def heat(found: Mix) -> dict[str, Any]:
         {
             "type": "bar",
             "x": places,
-            "y": _short(degrees),
+            "y": _rounded(degrees),
             "yaxis": "y2",
             "text": who,
             "textposition": "none",
@@ -195,10 +195,10 @@ def heat(found: Mix) -> dict[str, Any]:
     return {"data": data, "layout": layout, "rows": len(names)}
 
 
-def plain(text: str) -> str:
+def plotly_text(text: str) -> str:
     """Text for plotly, which reads a little HTML.
 
-    >>> plain("a <b> & c")
+    >>> plotly_text("a <b> & c")
     'a &lt;b&gt; &amp; c'
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -209,7 +209,7 @@ def _pattern(place: int) -> dict[str, Any]:
     return {"shape": shape, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)", "size": 7}
 
 
-def _values(tables: Iterable[Table], key: str) -> list[float]:
+def _values(tables: Iterable[SeedTable], key: str) -> list[float]:
     known = (value for table in tables for track in table.seeds for value in track.columns.get(key, ()))
     return [value for value in known if value is not None]
 
@@ -236,7 +236,7 @@ def _metric(largest: float) -> tuple[float, str]:
     return 1.0, ""
 
 
-def _short(values: Sequence[float | None], scale: float = 1.0) -> Numbers:
+def _rounded(values: Sequence[float | None], scale: float = 1.0) -> Values:
     """Six digits are more than a screen shows, and keep the page small."""
     return [None if value is None else float(f"{value / scale:.6g}") for value in values]
 

@@ -6,13 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from feddumap.report.statistics import LEVEL, Comparison, Difference, Measure, Reach, Row, Spread
-from feddumap.report.tables import Cell, Column, Document, Table, names, with_best
+from feddumap.report.statistics import (
+    LEVEL,
+    AccuracyMeasure,
+    Comparison,
+    Difference,
+    SeriesStatistics,
+    Spread,
+    TimeToTarget,
+)
+from feddumap.report.tables import Column, Document, Table, TableCell, mark_best, text_column
 
 TEST = "paired t-test over common seeds (scipy.stats.ttest_rel), two-sided"
 ADJUSTED = "Holm, for the number of series tested against the base"
-TITLES: dict[Measure, str] = {"final": "final", "mean10": "last 10", "best_smoothed": "best smoothed"}
-SPOKEN: dict[Measure, str] = {
+TITLES: dict[AccuracyMeasure, str] = {"final": "final", "mean10": "last 10", "best_smoothed": "best smoothed"}
+SPOKEN: dict[AccuracyMeasure, str] = {
     "final": "final accuracy",
     "mean10": "mean accuracy of the last 10",
     "best_smoothed": "best smoothed accuracy",
@@ -43,11 +51,11 @@ def data(value: Comparison, notes: Sequence[str]) -> dict[str, Any]:
 
 
 def _accuracy(value: Comparison) -> Table:
-    def rounds(row: Row) -> Cell:
+    def rounds(row: SeriesStatistics) -> TableCell:
         low, high = min(run.rounds for run in row.runs), max(run.rounds for run in row.runs)
-        return Cell(str(low) if low == high else f"{low} to {high}", {"min": low, "max": high})
+        return TableCell(str(low) if low == high else f"{low} to {high}", {"min": low, "max": high})
 
-    seeds = tuple(Cell(str(len(row.runs)), {"": len(row.runs)}) for row in value.rows)
+    seeds = tuple(TableCell(str(len(row.runs)), {"": len(row.runs)}) for row in value.rows)
     columns = [
         _series(value),
         Column("seeds", "seeds", seeds),
@@ -65,10 +73,10 @@ def _times(value: Comparison) -> Table:
         times = [row.times[index] for row in value.rows]
         means = [time.clock.mean if time.clock else None for time in times]
         key = f"time_to_{target}"
-        cells = with_best([_reach(time) for time in times], means, lowest=True)
+        cells = mark_best([_reach(time) for time in times], means, lowest=True)
         columns.append(Column(f"to {100 * target:g} % (s)", key, cells))
         ratios = tuple(
-            Cell("-" if time.ratio is None else f"{time.ratio:.2f}", {"": time.ratio}) for time in times
+            TableCell("-" if time.ratio is None else f"{time.ratio:.2f}", {"": time.ratio}) for time in times
         )
         columns.append(Column("ratio", f"{key}_ratio", ratios))
     columns.append(_costs("in all (s)", "clock", value, in_seconds))
@@ -76,14 +84,14 @@ def _times(value: Comparison) -> Table:
     return Table(f"Virtual time{targets} in all", tuple(columns))
 
 
-def _reach(time: Reach) -> Cell:
+def _reach(time: TimeToTarget) -> TableCell:
     if time.clock is not None:
         text = in_seconds(time.clock)
     elif time.reached:
         text = f"{time.reached} of {time.seeds} seeds"
     else:
         text = "not reached"
-    return Cell(text, {**_plain(time.clock), "reached": time.reached, "n": time.seeds})
+    return TableCell(text, {**_plain(time.clock), "reached": time.reached, "n": time.seeds})
 
 
 def _cost(value: Comparison) -> Table:
@@ -109,11 +117,11 @@ def _costs(title: str, key: str, value: Comparison, show: Callable[[Spread], str
 def _test(value: Comparison) -> Table:
     several = sum(bool(row.difference and row.difference.p is not None) for row in value.rows) > 1
 
-    def column(title: str, key: str, cell: Callable[[Difference], Cell]) -> Column:
-        cells = [cell(row.difference) if row.difference else Cell("") for row in value.rows]
+    def column(title: str, key: str, cell: Callable[[Difference], TableCell]) -> Column:
+        cells = [cell(row.difference) if row.difference else TableCell("") for row in value.rows]
         return Column(title, key, tuple(cells))
 
-    def verdict(row: Row) -> str:
+    def verdict(row: SeriesStatistics) -> str:
         if row.difference is None:
             return "the base"
         p = row.difference.holm
@@ -123,26 +131,28 @@ def _test(value: Comparison) -> Table:
 
     columns = [
         _series(value),
-        column("pairs", "pairs", lambda each: Cell(str(len(each.seeds)), {"": len(each.seeds)})),
-        column("points", "difference", lambda each: Cell(_points(each.mean), {"": each.mean})),
+        column("pairs", "pairs", lambda each: TableCell(str(len(each.seeds)), {"": len(each.seeds)})),
+        column("points", "difference", lambda each: TableCell(_points(each.mean), {"": each.mean})),
         column(f"{100 * LEVEL:g} % interval", "difference", _interval),
-        column("p", "p", lambda each: Cell(p_value(each.p), {"": each.p})),
+        column("p", "p", lambda each: TableCell(p_value(each.p), {"": each.p})),
     ]
     if several:
-        columns.append(column("p (Holm)", "p_holm", lambda each: Cell(p_value(each.holm), {"": each.holm})))
-    verdicts = tuple(Cell(verdict(row)) for row in value.rows)
+        columns.append(
+            column("p (Holm)", "p_holm", lambda each: TableCell(p_value(each.holm), {"": each.holm}))
+        )
+    verdicts = tuple(TableCell(verdict(row)) for row in value.rows)
     columns.append(Column("beyond noise", "verdict", verdicts, right=False))
     said = SPOKEN[value.measure]
     return Table(f"Difference to {value.base} in {said}: paired t-test over seeds", tuple(columns))
 
 
-def _interval(each: Difference) -> Cell:
+def _interval(each: Difference) -> TableCell:
     text = "-" if each.low is None else f"[{_points(each.low)}, {_points(each.high)}]"
-    return Cell(text, {"low": each.low, "high": each.high})
+    return TableCell(text, {"low": each.low, "high": each.high})
 
 
 def _series(value: Comparison) -> Column:
-    return names("series", "series", [row.label for row in value.rows])
+    return text_column("series", "series", [row.label for row in value.rows])
 
 
 def _spreads(
@@ -153,10 +163,10 @@ def _spreads(
     lowest: bool = False,
 ) -> Column:
     cells = [
-        Cell("-" if each is None else show(each), {**_plain(each), "n": each.n if each else 0})
+        TableCell("-" if each is None else show(each), {**_plain(each), "n": each.n if each else 0})
         for each in spreads
     ]
-    return Column(title, key, with_best(cells, [each.mean if each else None for each in spreads], lowest))
+    return Column(title, key, mark_best(cells, [each.mean if each else None for each in spreads], lowest))
 
 
 def _plain(spread: Spread | None) -> dict[str, float | None]:

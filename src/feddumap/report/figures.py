@@ -14,9 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from feddumap.report.charts import Axis, Chart, file_name, numbered
-from feddumap.report.label_mixes import Mix
-from feddumap.report.lines import COLOURS, INK, Line, Numbers, spread
-from feddumap.report.prunings import Pruned, layers
+from feddumap.report.label_mixes import LabelMixes
+from feddumap.report.lines import COLOURS, INK, Line, Values, evenly_spaced
+from feddumap.report.prunings import SeriesPruning, layers
 
 WIDTH, HEIGHT = 3.35, 2.3  # inches: a column, and the axes without a legend
 DPI = 200
@@ -47,8 +47,8 @@ Drawing = Callable[[], Figure]
 def drawings(
     lines: Sequence[Line],
     charts: Sequence[Chart],
-    pruned: Sequence[Sequence[Pruned]],
-    mixes: Sequence[Mix],
+    pruned: Sequence[Sequence[SeriesPruning]],
+    mixes: Sequence[LabelMixes],
 ) -> dict[str, Drawing]:
     """Every figure by its name; none is drawn before it is asked for."""
     found: dict[str, Drawing] = {}
@@ -59,7 +59,7 @@ def drawings(
     for number, group in enumerate(pruned):
         found[numbered("pruning", number, len(pruned))] = _bind(_bars, group, lines)
     for number, mix in enumerate(mixes):
-        found[numbered("labels", number, len(mixes))] = _bind(_heat, mix)
+        found[numbered("labels", number, len(mixes))] = _bind(_heat_map, mix)
     return found
 
 
@@ -146,7 +146,7 @@ def _lines(lines: Sequence[Line], chart: Chart, x: Axis, y: Axis) -> Figure:
     return figure
 
 
-def _bars(group: Sequence[Pruned], lines: Sequence[Line]) -> Figure:
+def _bars(group: Sequence[SeriesPruning], lines: Sequence[Line]) -> Figure:
     shown = [lines[pruned.place] for pruned in group]
     figure, axes = _figure(shown)
     width, names = 0.8 / len(group), layers(group)
@@ -170,11 +170,11 @@ def _bars(group: Sequence[Pruned], lines: Sequence[Line]) -> Figure:
     return figure
 
 
-def _heat(mix: Mix) -> Figure:
+def _heat_map(mix: LabelMixes) -> Figure:
     figure = Figure((WIDTH, 2.6), layout="constrained")
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3.2))
     shares, degrees = mix.shares, mix.degrees
-    classes, devices = spread(len(mix.classes), 20), spread(len(mix.devices), 6)
+    classes, devices = evenly_spaced(len(mix.classes), 20), evenly_spaced(len(mix.devices), 6)
     ticks, names = list(devices), [f"{mix.devices[i]:,}" for i in devices]
     if mix.server is not None:  # the server's column is the first, and apart
         gap = np.full((1, len(mix.classes)), np.nan)
@@ -236,7 +236,7 @@ def _marked(points: int, place: int) -> list[int]:
     return list(range(3 * place * step // 10 % step, points, step))
 
 
-def _floats(values: Numbers, axis: Axis) -> list[float]:
+def _floats(values: Values, axis: Axis) -> list[float]:
     return [float("nan") if value is None else value / axis.scale for value in values]
 
 

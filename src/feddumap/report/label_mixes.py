@@ -17,8 +17,8 @@ from feddumap.data.label_mix import divergence, mix
 from feddumap.data.partition import Split
 from feddumap.data.sources import catalog
 from feddumap.errors import FeddumapError
-from feddumap.report.lines import spread
-from feddumap.report.series import Recorded
+from feddumap.report.lines import evenly_spaced
+from feddumap.report.series import RecordedRun
 
 SHOWN = 100  # devices
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Mix:
+class LabelMixes:
     """The label mixes of some devices of one split: a row a device, a column a class.
 
     Degrees are Jensen-Shannon divergences in bits from the mix of all devices.
@@ -45,20 +45,20 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingLabelMixes:
     """A split whose label mix cannot be shown, and why."""
 
     title: str
     reason: str
 
 
-def mixes(runs: Sequence[Recorded]) -> list[Mix | Missing]:
+def label_mixes(runs: Sequence[RecordedRun]) -> list[LabelMixes | MissingLabelMixes]:
     """The mix of each way of splitting among the runs, of the lowest seed that was split so."""
-    groups: dict[str, list[Recorded]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault(run.config.data.model_dump_json(exclude={"augment"}), []).append(run)
     several = len(groups) > 1
-    found: list[Mix | Missing] = []
+    found: list[LabelMixes | MissingLabelMixes] = []
     for group in groups.values():
         seeds = tuple(sorted({run.seed for run in group}))
         run = min(group, key=lambda run: run.seed)
@@ -66,7 +66,7 @@ def mixes(runs: Sequence[Recorded]) -> list[Mix | Missing]:
         try:
             found.append(_mix(title, run, seeds))
         except FeddumapError as error:
-            found.append(Missing(title, str(error)))
+            found.append(MissingLabelMixes(title, str(error)))
     return found
 
 
@@ -88,7 +88,7 @@ def _title(config: Config, several: bool) -> str:
     return ", ".join(parts)
 
 
-def _mix(title: str, run: Recorded, seeds: tuple[int, ...]) -> Mix:
+def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
     name = run.config.data.name
     folder = catalog.cache_folder(name)
     if not folder.exists():
@@ -102,9 +102,9 @@ def _mix(title: str, run: Recorded, seeds: tuple[int, ...]) -> Mix:
     counts = split.counts(labels, classes)
     everyone = counts.sum(axis=0)
     degrees = divergence(counts, everyone)
-    kept = spread(split.devices, SHOWN)
+    kept = evenly_spaced(split.devices, SHOWN)
     server = np.bincount(labels[split.server], minlength=classes) if len(split.server) else None
-    return Mix(
+    return LabelMixes(
         title=title,
         classes=data.classes,
         devices=tuple(kept),

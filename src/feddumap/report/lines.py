@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from feddumap.report.series import Recorded, Series
+from feddumap.report.series import RecordedRun, Series
 from feddumap.runs.summary import evaluated, smooth
 
-MOST = 1000  # points of a line
+MAX_POINTS = 1000  # points of a line
 INK = "ink"  # the colour of text: black on white, white on black
 
 # Okabe and Ito's colours that can be told apart by everybody, without yellow, which white paper swallows
@@ -21,8 +21,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
 
-Numbers = list[float | None]
-Columns = dict[str, Numbers]
+Values = list[float | None]
+Columns = dict[str, Values]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Track:
+class SeedColumns:
     """One seed's columns."""
 
     seed: int
@@ -44,14 +44,14 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Table:
+class SeedTable:
     """A series' columns for each seed, and the mean and the range of `members` of them: of those that are
     finished or, as long as none is, of all; over the rounds that all of these have.
 
     Of a single member, the mean is its own columns and the range is empty.
     """
 
-    seeds: tuple[Track, ...]
+    seeds: tuple[SeedColumns, ...]
     members: int
     mean: Columns
     low: Columns
@@ -64,8 +64,8 @@ class Line:
 
     label: str
     style: Style
-    accuracy: Table
-    rounds: Table
+    accuracy: SeedTable
+    rounds: SeedTable
 
 
 def lines(series: Sequence[Series]) -> list[Line]:
@@ -91,10 +91,10 @@ def style(place: int) -> Style:
     return Style(COLOURS[place % len(COLOURS)], dash, MARKERS[place % len(MARKERS)])
 
 
-def spread(count: int, most: int) -> list[int]:
+def evenly_spaced(count: int, most: int) -> list[int]:
     """At most `most` of the places 0 to count - 1, evenly, the first and the last among them.
 
-    >>> spread(3, 5), spread(101, 5)
+    >>> evenly_spaced(3, 5), evenly_spaced(101, 5)
     ([0, 1, 2], [0, 25, 50, 75, 100])
     """
     if count <= most:
@@ -102,11 +102,13 @@ def spread(count: int, most: int) -> list[int]:
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _accuracy(run: Recorded) -> dict[int, dict[str, float | None]]:
+def _accuracy(run: RecordedRun) -> dict[int, dict[str, float | None]]:
     """A row for each evaluated round, by the number of rounds then finished."""
     points = evaluated(run.records)
     smoothed = smooth([point["accuracy"] for point in points])
-    carried = dict(zip((record["round"] for record in run.records), _carried(run.records), strict=True))
+    carried = dict(
+        zip((record["round"] for record in run.records), _cumulative_bytes(run.records), strict=True)
+    )
     return {
         point["round"] + 1: {
             "time": point["clock"],
@@ -118,7 +120,7 @@ def _accuracy(run: Recorded) -> dict[int, dict[str, float | None]]:
     }
 
 
-def _rounds(run: Recorded) -> dict[int, dict[str, float | None]]:
+def _rounds(run: RecordedRun) -> dict[int, dict[str, float | None]]:
     """A row for each round: what it cost, the model it trained and what the server step reported."""
     first: dict[str, Any] = {"clock": 0.0, "wall": 0.0}
     return {
@@ -136,24 +138,24 @@ def _rounds(run: Recorded) -> dict[int, dict[str, float | None]]:
     }
 
 
-def _carried(records: Sequence[dict[str, Any]]) -> Iterator[int]:
+def _cumulative_bytes(records: Sequence[dict[str, Any]]) -> Iterator[int]:
     total = 0
     for record in records:
         total += record["bytes_down"] + record["bytes_up"]
         yield total
 
 
-def _table(series: Series, runs: Sequence[dict[int, dict[str, float | None]]]) -> Table:
+def _table(series: Series, runs: Sequence[dict[int, dict[str, float | None]]]) -> SeedTable:
     pairs = list(zip(series.runs, runs, strict=True))
-    seeds = tuple(Track(run.seed, run.finished, _columns(rows)) for run, rows in pairs)
+    seeds = tuple(SeedColumns(run.seed, run.finished, _columns(rows)) for run, rows in pairs)
     members = [rows for run, rows in pairs if run.finished] or list(runs)
     if len(members) == 1:
-        return Table(seeds, 1, _columns(members[0]), {}, {})
+        return SeedTable(seeds, 1, _columns(members[0]), {}, {})
     merged: list[dict[int, dict[str, float | None]]] = [{}, {}, {}]
     for number in sorted(set.intersection(*(set(rows) for rows in members))):
         for bound, row in zip(merged, _mean_and_range([rows[number] for rows in members]), strict=True):
             bound[number] = row
-    return Table(seeds, len(members), *map(_columns, merged))
+    return SeedTable(seeds, len(members), *map(_columns, merged))
 
 
 def _mean_and_range(rows: Sequence[dict[str, float | None]]) -> Iterator[dict[str, float | None]]:
@@ -168,7 +170,7 @@ def _mean_and_range(rows: Sequence[dict[str, float | None]]) -> Iterator[dict[st
 def _columns(rows: dict[int, dict[str, float | None]]) -> Columns:
     """Rows as columns, thinned to what a figure can show."""
     numbers = sorted(rows)
-    kept = [numbers[place] for place in spread(len(numbers), MOST)]
+    kept = [numbers[place] for place in evenly_spaced(len(numbers), MAX_POINTS)]
     columns: Columns = {"round": [float(number) for number in kept]}
     for name in rows[kept[0]] if kept else ():
         columns[name] = [rows[number][name] for number in kept]

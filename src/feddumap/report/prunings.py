@@ -11,7 +11,7 @@ from feddumap.report.series import Series
 
 
 @dataclass(frozen=True)
-class Pruned:
+class SeriesPruning:
     """The last pruning of each seed of a series: `records` are the `pruning` entries, with their round.
 
     `what` was removed is filters or weights, and `times` is how often the series was pruned at most.
@@ -36,7 +36,7 @@ class Pruned:
         }
 
 
-def prunings(series: Sequence[Series]) -> list[Pruned]:
+def prunings(series: Sequence[Series]) -> list[SeriesPruning]:
     """The series that were pruned."""
     found = []
     for place, each in enumerate(series):
@@ -46,7 +46,7 @@ def prunings(series: Sequence[Series]) -> list[Pruned]:
             continue
         layers = next(iter(last.values()))["pruning"]["layers"]
         found.append(
-            Pruned(
+            SeriesPruning(
                 place=place,
                 label=each.label,
                 model=each.config.model.name,
@@ -59,15 +59,15 @@ def prunings(series: Sequence[Series]) -> list[Pruned]:
     return found
 
 
-def groups(found: Sequence[Pruned]) -> list[list[Pruned]]:
+def groups(found: Sequence[SeriesPruning]) -> list[list[SeriesPruning]]:
     """The prunings of each model and of each kind, which a figure can show together."""
-    grouped: dict[tuple[str, str], list[Pruned]] = {}
+    grouped: dict[tuple[str, str], list[SeriesPruning]] = {}
     for pruned in found:
         grouped.setdefault((pruned.model, pruned.what), []).append(pruned)
     return list(grouped.values())
 
 
-def layers(group: Sequence[Pruned]) -> list[str]:
+def layers(group: Sequence[SeriesPruning]) -> list[str]:
     """The layers that any of a group was pruned in: in the order of the network, as far as one names them."""
     longest = max((pruned.removed for pruned in group), key=len)
     return list(dict.fromkeys([*longest, *(name for pruned in group for name in pruned.removed)]))

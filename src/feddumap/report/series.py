@@ -18,7 +18,7 @@ NAMES = ("method.name", "model.name", "data.name")
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """One run: its directory, its resolved configuration and its records so far."""
 
     path: Path
@@ -41,19 +41,19 @@ class Series:
     """Runs that differ in their seeds only, in the order of the seeds; the label tells series apart."""
 
     label: str
-    runs: tuple[Recorded, ...]
+    runs: tuple[RecordedRun, ...]
 
     @property
     def config(self) -> Config:
         return self.runs[0].config
 
 
-def find(paths: Iterable[Path]) -> list[Recorded]:
+def find_runs(paths: Iterable[Path]) -> list[RecordedRun]:
     """The runs in these folders: each is a run directory, or a folder of them at any depth.
 
     Runs without a finished round are left out; it is an error if none is left.
     """
-    found: dict[Path, Recorded] = {}
+    found: dict[Path, RecordedRun] = {}
     for path in paths:
         if not path.is_dir():
             raise FeddumapError(f"{path} is not a folder: give run directories, or folders of them")
@@ -63,19 +63,19 @@ def find(paths: Iterable[Path]) -> list[Recorded]:
             if records and folder.resolve() not in found:
                 stored = read_config(folder)
                 stored = stored.model_copy(update={"method": resolve(stored.method)})
-                found[folder.resolve()] = Recorded(folder, stored, records, finished(folder))
+                found[folder.resolve()] = RecordedRun(folder, stored, records, finished(folder))
     if not found:
         named = ", ".join(map(str, paths)) or "nothing"
         raise FeddumapError(f"no run with a finished round in {named}: give the folder of a run or of a grid")
     return list(found.values())
 
 
-def series(runs: Sequence[Recorded]) -> list[Series]:
+def group_runs(runs: Sequence[RecordedRun]) -> list[Series]:
     """The runs grouped by everything but the seed, in the order of first appearance, each with a label.
 
     A second run of one configuration and seed begins a series of its own, named after its folder.
     """
-    groups: dict[str, list[Recorded]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         identity = run.config.model_dump_json(exclude={"run"})
         repeat = 0
@@ -85,12 +85,12 @@ def series(runs: Sequence[Recorded]) -> list[Series]:
     members = list(groups.values())
     labels = _labels([group[0].config for group in members])
     return [
-        Series(_unlike(labels, i, group[0].path), tuple(sorted(group, key=lambda run: run.seed)))
+        Series(_unique_label(labels, i, group[0].path), tuple(sorted(group, key=lambda run: run.seed)))
         for i, group in enumerate(members)
     ]
 
 
-def _unlike(labels: Sequence[str], place: int, path: Path) -> str:
+def _unique_label(labels: Sequence[str], place: int, path: Path) -> str:
     return f"{labels[place]} ({path})" if labels[place] in labels[:place] else labels[place]
 
 

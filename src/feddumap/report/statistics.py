@@ -11,14 +11,14 @@ from statistics import fmean, mean, stdev
 from typing import Any, Literal, get_args
 
 from feddumap.errors import FeddumapError
-from feddumap.report.series import Recorded, Series
+from feddumap.report.series import RecordedRun, Series
 from feddumap.runs.summary import evaluated, reached
 
-Measure = Literal["final", "mean10", "best_smoothed"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+AccuracyMeasure = Literal["final", "mean10", "best_smoothed"]
+MEASURES: tuple[AccuracyMeasure, ...] = get_args(AccuracyMeasure)
 COSTS = ("parameters", "macs", "bytes_down", "bytes_up", "clock")
 LEVEL = 0.95  # of the confidence interval
-ALIKE = 1e-12  # accuracies are quotients of images: what differs by less differs by rounding only
+ROUNDING = 1e-12  # accuracies are quotients of images: what differs by less differs by rounding only
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RunStatistics:
     """One run: its accuracies, when it reached the targets (None: it did not) and what it cost in all."""
 
     path: str
@@ -46,7 +46,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Reach:
+class TimeToTarget:
     """How many of the seeds reached a target. Their mean clock, and its ratio to that of the base, are there
     only if all did: the mean of the quick ones alone would flatter."""
 
@@ -72,7 +72,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Row:
+class SeriesStatistics:
     """One series: spreads over its seeds, and its runs. The base has no difference."""
 
     label: str
@@ -80,10 +80,10 @@ class Row:
     model: str
     data: str
     accuracy: dict[str, Spread | None]
-    times: tuple[Reach, ...]
+    times: tuple[TimeToTarget, ...]
     cost: dict[str, Spread]
     difference: Difference | None
-    runs: tuple[Figures, ...]
+    runs: tuple[RunStatistics, ...]
 
 
 @dataclass(frozen=True)
@@ -91,26 +91,26 @@ class Comparison:
     """All series against one base; `measure` is the accuracy that was tested."""
 
     base: str
-    measure: Measure
+    measure: AccuracyMeasure
     targets: tuple[float, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SeriesStatistics, ...]
 
 
 def compare(
     found: Sequence[Series],
     targets: Sequence[float] = (),
     base: str | None = None,
-    measure: Measure = "mean10",
+    measure: AccuracyMeasure = "mean10",
 ) -> Comparison:
     """Every run as it is, whatever its number of rounds. Without `targets`, those of the runs; without a
     `base`, the only FedAvg there is, else the first series."""
     wanted = targets_of(found, targets)
     against = base_of(found, base)
-    figures = {each.label: tuple(figures_of(run, wanted) for run in each.runs) for each in found}
-    times = {label: [reach(runs, target) for target in wanted] for label, runs in figures.items()}
+    figures = {each.label: tuple(run_statistics(run, wanted) for run in each.runs) for each in found}
+    times = {label: [time_to_target(runs, target) for target in wanted] for label, runs in figures.items()}
     tested = _tests(figures, against, measure)
     rows = [
-        Row(
+        SeriesStatistics(
             label=each.label,
             method=each.config.method.name,
             model=each.config.model.name,
@@ -150,14 +150,14 @@ def targets_of(found: Sequence[Series], given: Sequence[float]) -> tuple[float, 
     return tuple(sorted(set(given or configured)))
 
 
-def figures_of(run: Recorded, targets: Sequence[float]) -> Figures:
+def run_statistics(run: RecordedRun, targets: Sequence[float]) -> RunStatistics:
     """One run in numbers: parameters, multiply-adds and clock of its last round, bytes of all its rounds."""
     last = run.records[-1]
     cost: dict[str, Any] = {
         name: sum(record[name] for record in run.records) if name.startswith("bytes") else last[name]
         for name in COSTS
     }
-    return Figures(
+    return RunStatistics(
         path=str(run.path),
         seed=run.seed,
         rounds=len(run.records),
@@ -184,26 +184,26 @@ def _spread(known: Sequence[float]) -> Spread:
     return Spread(mean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
-def reach(runs: Sequence[Figures], target: float) -> Reach:
+def time_to_target(runs: Sequence[RunStatistics], target: float) -> TimeToTarget:
     """How many seeds reached a target, and their clock if all did."""
     clocks = [point["clock"] for run in runs if (point := run.targets[str(target)]) is not None]
-    return Reach(target, len(clocks), len(runs), _spread(clocks) if len(clocks) == len(runs) else None)
+    return TimeToTarget(target, len(clocks), len(runs), _spread(clocks) if len(clocks) == len(runs) else None)
 
 
-def _with_ratio(own: Reach, base: Reach) -> Reach:
+def _with_ratio(own: TimeToTarget, base: TimeToTarget) -> TimeToTarget:
     if own.clock is None or base.clock is None:
         return own
     return replace(own, ratio=own.clock.mean / base.clock.mean)
 
 
-def paired(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
+def paired_difference(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
     """The paired t-test of two accuracies by seed: with the differences d of the n common seeds,
     t = mean(d) / (s(d) / √n), two-sided p and interval from Student's t with n - 1 degrees of freedom.
 
     Differences that are all the same leave no deviation to divide by. Then the limits are given: p = 0 and an
     interval of one point, or p = 1 if the difference is zero; `constant` says so.
 
-    >>> paired({1: 0.75, 2: 0.5}, {1: 0.5, 2: 0.25, 3: 0.5})
+    >>> paired_difference({1: 0.75, 2: 0.5}, {1: 0.5, 2: 0.25, 3: 0.5})
     Difference(seeds=(1, 2), mean=0.25, low=0.25, high=0.25, p=0.0, holm=None, constant=True)
     """
     seeds = tuple(sorted(own.keys() & base.keys()))
@@ -211,8 +211,8 @@ def paired(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
         return Difference(seeds)
     differences = [own[seed] - base[seed] for seed in seeds]
     average = fmean(differences)
-    if max(differences) - min(differences) <= ALIKE:
-        if abs(average) <= ALIKE:
+    if max(differences) - min(differences) <= ROUNDING:
+        if abs(average) <= ROUNDING:
             return Difference(seeds, 0.0, 0.0, 0.0, p=1.0, constant=True)
         return Difference(seeds, average, average, average, p=0.0, constant=True)
     from scipy.stats import ttest_rel  # takes a second to import
@@ -236,13 +236,15 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _tests(figures: Mapping[str, Sequence[Figures]], base: str, measure: Measure) -> dict[str, Difference]:
+def _tests(
+    figures: Mapping[str, Sequence[RunStatistics]], base: str, measure: AccuracyMeasure
+) -> dict[str, Difference]:
     """The test of every series but the base, adjusted for their number where there are several."""
     values = {
         label: {run.seed: value for run in runs if (value := run.accuracy[measure]) is not None}
         for label, runs in figures.items()
     }
-    found = {label: paired(own, values[base]) for label, own in values.items() if label != base}
+    found = {label: paired_difference(own, values[base]) for label, own in values.items() if label != base}
     raw = {label: each.p for label, each in found.items() if each.p is not None}
     adjusted = dict(zip(raw, holm(list(raw.values())), strict=True))
     return {label: replace(each, holm=adjusted.get(label)) for label, each in found.items()}

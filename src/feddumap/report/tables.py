@@ -40,7 +40,7 @@ LATEX = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What people read; and for CSV the plain values, by what is added to the column's key (or nothing)."""
 
     text: str
@@ -54,7 +54,7 @@ class Column:
 
     title: str
     key: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     right: bool = True
 
 
@@ -65,7 +65,7 @@ class Table:
     title: str
     columns: tuple[Column, ...]
 
-    def rows(self) -> list[tuple[Cell, ...]]:
+    def rows(self) -> list[tuple[TableCell, ...]]:
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
@@ -78,17 +78,17 @@ class Document:
     data: Any
 
 
-def names(title: str, key: str, texts: Sequence[str]) -> Column:
+def text_column(title: str, key: str, texts: Sequence[str]) -> Column:
     """A column of words, to the left."""
-    return Column(title, key, tuple(Cell(text, {"": text}) for text in texts), right=False)
+    return Column(title, key, tuple(TableCell(text, {"": text}) for text in texts), right=False)
 
 
-def with_best(
-    cells: Sequence[Cell], scores: Sequence[float | None], lowest: bool = False
-) -> tuple[Cell, ...]:
+def mark_best(
+    cells: Sequence[TableCell], scores: Sequence[float | None], lowest: bool = False
+) -> tuple[TableCell, ...]:
     """The cells with the highest (or lowest) score marked; none where all that have a score are equal.
 
-    >>> [cell.best for cell in with_best([Cell("a"), Cell("b"), Cell("-")], [1, 2, None])]
+    >>> [cell.best for cell in mark_best([TableCell("a"), TableCell("b"), TableCell("-")], [1, 2, None])]
     [False, True, False]
     """
     known = {score for score in scores if score is not None}

@@ -16,7 +16,7 @@ from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES, resolve, settings_model
 from feddumap.runs.directory import carried_out_like, read_config, refuse_existing
 
-PLAIN = ("method.name", "model.name", "data.name", "run.seed")  # values that need no key beside them
+UNLABELLED = ("method.name", "model.name", "data.name", "run.seed")  # values that need no key beside them
 LONGEST = 120  # characters of a cell's name
 
 Naming = Callable[[Mapping[str, Any], Config], str]  # of the swept values and the resolved configuration
@@ -71,13 +71,13 @@ def parse(table: Mapping[str, Any], source: str, sets: Iterable[str] = ()) -> Gr
     methods = [method for sweep in sweeps for method in sweep.methods]
     for section, keys in load(None, sets).model_dump(exclude_unset=True).items():
         for key, value in keys.items():
-            sweeps = _kept(sweeps, f"{section}.{key}", value)
+            sweeps = _restricted(sweeps, f"{section}.{key}", value)
             if any(f"{section}.{key}" not in sweep.values for sweep in sweeps):
                 base.setdefault(section, {})[key] = value
     return Grid(Config.parse(base), sweeps, methods)
 
 
-def _kept(sweeps: Sequence[Sweep], key: str, value: Any) -> list[Sweep]:
+def _restricted(sweeps: Sequence[Sweep], key: str, value: Any) -> list[Sweep]:
     """The tables with that value alone."""
     listed = any(value in sweep.values.get(key, []) for sweep in sweeps)
     kept = []
@@ -87,7 +87,7 @@ def _kept(sweeps: Sequence[Sweep], key: str, value: Any) -> list[Sweep]:
             continue
         same = [each for each in sweep.values[key] if each == value]
         if same or not listed:
-            alone = _all(key, value) or same or [value]
+            alone = _all_methods(key, value) or same or [value]
             kept.append(replace(sweep, values={**sweep.values, key: alone}))
     return kept
 
@@ -108,7 +108,7 @@ def _sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
         flat |= (
             {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
         )
-    flat = {key: _all(key, value) or value for key, value in flat.items()}
+    flat = {key: _all_methods(key, value) or value for key, value in flat.items()}
     for key, values in flat.items():
         if "." not in key:
             raise FeddumapError(f"grid key {key!r}: expected section.key, such as train.rounds")
@@ -122,22 +122,25 @@ def _sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
     return flat
 
 
-def _all(key: str, value: Any) -> list[str] | None:
+def _all_methods(key: str, value: Any) -> list[str] | None:
     """The methods that "all" stands for."""
     return list(RECIPES) if (key, value) == ("method.name", "all") else None
 
 
-def by_values(applied: Mapping[str, Any], _: Config | None = None) -> str:
+def name_from_values(applied: Mapping[str, Any], _: Config | None = None) -> str:
     """A folder's name from the swept values.
 
-    >>> by_values({"method.name": "feddu", "run.seed": 7, "method.c": 0.5}), by_values({"data.name": "./a b"})
+    >>> name_from_values({"method.name": "feddu", "run.seed": 7, "method.c": 0.5}), name_from_values({"data.name": "./a b"})
     ('feddu-7-method.c=0.5', 'a_b')
     """
-    parts = [word(value) if key in PLAIN else f"{key}={word(value)}" for key, value in applied.items()]
+    parts = [
+        path_component(value) if key in UNLABELLED else f"{key}={path_component(value)}"
+        for key, value in applied.items()
+    ]
     return "-".join(parts)[:LONGEST].strip("._-") or "cell"
 
 
-def word(value: Any) -> str:
+def path_component(value: Any) -> str:
     """A value as part of a folder's name."""
     return re.sub(r"[^\w.=+-]+", "_", str(value).lower() if isinstance(value, bool) else str(value))
 
@@ -150,7 +153,7 @@ def cells(
 
 
 def cells_of(
-    grid: Grid, out: Path, say: Callable[[str], None] = lambda _: None, naming: Naming = by_values
+    grid: Grid, out: Path, say: Callable[[str], None] = lambda _: None, naming: Naming = name_from_values
 ) -> list[Cell]:
     """The cells, in the order of the products: each checked as if it were about to be trained, and against
     what its directory holds already. Combinations that come to the same run are one cell."""
@@ -158,7 +161,7 @@ def cells_of(
     checked: dict[str, tuple[Config, int]] = {}
     found: dict[str, Cell] = {}
     names: set[str] = set()
-    for applied, config in choices(grid):
+    for applied, config in combinations(grid):
         try:
             unseeded = config.model_dump_json(exclude={"run": {"seed"}})
             if unseeded not in checked:  # no mistake depends on the seed
@@ -169,17 +172,17 @@ def cells_of(
             identity = resolved.model_dump_json(exclude={"run": set(CARRIED_OUT)})
             if identity in found:
                 continue
-            name = _free(naming(applied, resolved), names)
+            name = _unique(naming(applied, resolved), names)
             found[identity] = Cell(name, out / name, applied, resolved, rounds)
-            _refuse_others(found[identity])
+            _check_directory(found[identity])
         except FeddumapError as error:
-            raise FeddumapError(f"cell {by_values(applied)}: {error}") from None
+            raise FeddumapError(f"cell {name_from_values(applied)}: {error}") from None
     for note in notes:
         say(note)
     return list(found.values())
 
 
-def choices(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
+def combinations(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
     """Every combination once, and its configuration, without the keys of [method] that its method lacks. A
     key must suit one method of its table at least, or if all cells have it, one of the grid's."""
     found: dict[str, tuple[dict[str, Any], Config]] = {}
@@ -190,12 +193,12 @@ def choices(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
         named = [method for method in sweep.methods if method in list(RECIPES)]
         methods = list(dict.fromkeys([*named, *(config.method.name for config in configs)]))
         everywhere += methods
-        _refuse_strangers([key[7:] for key in sweep.values if key.startswith("method.")], methods)
+        _check_method_keys([key[7:] for key in sweep.values if key.startswith("method.")], methods)
         for choice, whole in zip(chosen, configs, strict=True):
-            config, strange = _fitted(whole)
+            config, strange = _without_unsupported_keys(whole)
             applied = {key: value for key, value in choice.items() if key not in strange}
             found.setdefault(config.model_dump_json(), (applied, config))
-    _refuse_strangers(grid.base.method.settings, list(dict.fromkeys(everywhere)))
+    _check_method_keys(grid.base.method.settings, list(dict.fromkeys(everywhere)))
     return list(found.values())
 
 
@@ -207,7 +210,7 @@ def _with(base: Config, choice: Mapping[str, Any]) -> Config:
     return Config.parse(value)
 
 
-def _fitted(config: Config) -> tuple[Config, set[str]]:
+def _without_unsupported_keys(config: Config) -> tuple[Config, set[str]]:
     """The configuration without the keys that its method does not have, and those."""
     known = settings_model(config.method.name).model_fields
     method = {key: value for key, value in config.method.settings.items() if key in known}
@@ -215,7 +218,7 @@ def _fitted(config: Config) -> tuple[Config, set[str]]:
     return Config.parse({**config.model_dump(), "method": {"name": config.method.name, **method}}), strange
 
 
-def _refuse_strangers(given: Iterable[str], methods: Sequence[str]) -> None:
+def _check_method_keys(given: Iterable[str], methods: Sequence[str]) -> None:
     """A key of [method] need not suit every method, but one at least."""
     known = list(dict.fromkeys(key for method in methods for key in settings_model(method).model_fields))
     for key in given:
@@ -227,7 +230,7 @@ def _refuse_strangers(given: Iterable[str], methods: Sequence[str]) -> None:
             )
 
 
-def _refuse_others(cell: Cell) -> None:
+def _check_directory(cell: Cell) -> None:
     """What is in the cell's directory must be this cell; workers and event files may differ."""
     if not (cell.path / "config.toml").is_file():
         refuse_existing(cell.path, cell.config)
@@ -238,7 +241,7 @@ def _refuse_others(cell: Cell) -> None:
         refuse_existing(cell.path, ours)
 
 
-def _free(plain: str, taken: set[str]) -> str:
+def _unique(plain: str, taken: set[str]) -> str:
     """The name, with a number if it is taken; then it is taken too."""
     name, number = plain, 1
     while name.casefold() in taken:

@@ -6,9 +6,7 @@ the grid is interrupted, and also when the grid's process goes away in any other
 
 from __future__ import annotations
 
-import _thread
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from feddumap import run as api
 from feddumap.config import Config
 from feddumap.errors import FeddumapError
 from feddumap.sweep.grid import Cell
+from feddumap.system import children
 from feddumap.system.determinism import cores
 
 TICK = 1.0  # seconds between two looks at the cells in training
@@ -34,7 +33,7 @@ def processes_of(config: Config, jobs: int = 1) -> int:
     return max(1, cores() // jobs) if jobs > 1 else config.run.workers or min(cores(), config.train.cohort)
 
 
-def carry_out(
+def train_cells(
     cells: Sequence[Cell],
     jobs: int,
     tick: Callable[[], None],
@@ -44,11 +43,12 @@ def carry_out(
     or None; `tick` is called every now and then."""
     if jobs == 1:
         for cell in cells:
-            ended(cell, attempt(cell.path, cell.config, tick))
+            ended(cell, train_cell(cell.path, cell.config, tick))
         return
-    with ThreadPoolExecutor(jobs) as threads, Processes() as processes:
+    with ThreadPoolExecutor(jobs) as threads, CellProcesses() as processes:
         futures: dict[Future[str | None], Cell] = {
-            threads.submit(processes.run, cell.path, _shared(cell.config, jobs)): cell for cell in cells
+            threads.submit(processes.run, cell.path, _with_worker_share(cell.config, jobs)): cell
+            for cell in cells
         }
         waiting = set(futures)
         while waiting:
@@ -58,11 +58,11 @@ def carry_out(
             tick()
 
 
-def _shared(config: Config, jobs: int) -> Config:
+def _with_worker_share(config: Config, jobs: int) -> Config:
     return config.replace(run={"workers": processes_of(config, jobs)})
 
 
-def attempt(path: Path, config: Config, tick: Callable[[], None] = lambda: None) -> str | None:
+def train_cell(path: Path, config: Config, tick: Callable[[], None] = lambda: None) -> str | None:
     """Train one cell, or go on with it, in this process; returns what went wrong in one sentence."""
     try:
         if (path / "config.toml").is_file():
@@ -86,7 +86,7 @@ def attempt(path: Path, config: Config, tick: Callable[[], None] = lambda: None)
     return " ".join(reason.split())
 
 
-class Processes:
+class CellProcesses:
     """Processes with a cell each; leaving the context ends them."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Processes:
         self._lock = threading.Lock()
         self._stopping = False
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> CellProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +111,7 @@ class Processes:
             with self._lock:
                 if self._stopping:
                     return None
-                process = _begin()
+                process = children.start("feddumap.sweep.jobs", stderr=subprocess.STDOUT)
                 self._running.add(process)
                 assert process.stdin is not None
                 process.stdin.write(json.dumps({"path": str(path), "config": config.model_dump()}) + "\n")
@@ -131,36 +131,13 @@ class Processes:
         return (said or [f"its process ended with exit code {code}"])[-1] if code else None
 
 
-def _begin() -> subprocess.Popen[str]:
-    paths = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        [sys.executable, "-m", "feddumap.sweep.jobs"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for the grid, which ends its processes itself
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 4096):  # until the parent closes it; sys.stdin would hold a lock that exiting needs
-        pass
-    _thread.interrupt_main()
-    threading.Event().wait(GRACE)
-    os._exit(1)
-
-
 def main() -> None:
-    """A process of `Processes`."""
+    """A process of `CellProcesses`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    children.exit_with_parent(GRACE)
     try:
-        error = attempt(Path(job["path"]), Config.parse(job["config"]))
+        error = train_cell(Path(job["path"]), Config.parse(job["config"]))
     except KeyboardInterrupt:
         sys.exit(130)
     if error:

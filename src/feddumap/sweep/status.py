@@ -10,7 +10,7 @@ from typing import Any, Literal
 from feddumap.runs.directory import read_config, read_records
 from feddumap.runs.summary import finished, read_summary
 from feddumap.sweep.grid import Cell
-from feddumap.sweep.jobs import carry_out, processes_of
+from feddumap.sweep.jobs import processes_of, train_cells
 from feddumap.system import console
 from feddumap.system.console import duration, percent
 
@@ -18,7 +18,7 @@ WIDTH = 120  # columns of the tables where there is no terminal
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """How far a cell is: `pace` is the seconds that one core needs for a round, None before the first."""
 
     status: Literal["new", "interrupted", "finished"]
@@ -32,19 +32,19 @@ def summary_of(cell: Cell) -> dict[str, Any] | None:
     return read_summary(cell.path) if there and finished(cell.path) else None
 
 
-def look(cell: Cell) -> State:
+def read_state(cell: Cell) -> CellState:
     """How far a cell is, from its directory alone."""
     if not (cell.path / "config.toml").is_file():
-        return State("new")
+        return CellState("new")
     records = read_records(cell.path)
     status: Literal["finished", "interrupted"] = "finished" if summary_of(cell) else "interrupted"
     if not records:
-        return State(status)
+        return CellState(status)
     lanes = processes_of(read_config(cell.path))
-    return State(status, len(records), records[-1]["wall"] * lanes / len(records))
+    return CellState(status, len(records), records[-1]["wall"] * lanes / len(records))
 
 
-def time_left(plan: Sequence[tuple[Cell, State]], jobs: int) -> tuple[float, list[str]]:
+def time_left(plan: Sequence[tuple[Cell, CellState]], jobs: int) -> tuple[float, list[str]]:
     """Seconds until all are finished, with `jobs` at a time; and the kinds of cells about which nothing is
     known yet, which the seconds leave out."""
     paces: dict[str, list[float]] = {}
@@ -65,7 +65,7 @@ def time_left(plan: Sequence[tuple[Cell, State]], jobs: int) -> tuple[float, lis
 
 def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
     """Train the cells that are not finished, with progress; returns what went wrong, by the cell's name."""
-    states = {cell.name: look(cell) for cell in cells}
+    states = {cell.name: read_state(cell) for cell in cells}
     pending = [cell for cell in cells if states[cell.name].status != "finished"]
     jobs = max(1, min(jobs, len(pending)))
     going = {cell.name: cell for cell in pending}
@@ -73,7 +73,7 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
     total = sum(cell.rounds for cell in pending)
 
     def tick() -> None:
-        states.update({name: look(cell) for name, cell in going.items()})
+        states.update({name: read_state(cell) for name, cell in going.items()})
         done = sum(states[cell.name].done if cell.name in going else cell.rounds for cell in pending)
         left = time_left([(cell, states[cell.name]) for cell in cells if cell.name not in failures], jobs)
         show(
@@ -82,7 +82,7 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
 
     def ended(cell: Cell, error: str | None) -> None:
         del going[cell.name]
-        states[cell.name] = look(cell)
+        states[cell.name] = read_state(cell)
         if error:
             failures[cell.name] = error
             console.say(f"{cell.name} failed: {error}")
@@ -93,9 +93,9 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
         tick()
 
     if pending:
-        with console.overall(total) as show:
+        with console.total_progress(total) as show:
             tick()
-            carry_out(pending, jobs, tick, ended)
+            train_cells(pending, jobs, tick, ended)
     return failures
 
 
@@ -107,7 +107,7 @@ def _left(seconds: float, unknown: list[str]) -> str:
 
 def plan(cells: Sequence[Cell], jobs: int) -> dict[str, Any]:
     """What a grid would do."""
-    states = [(cell, look(cell)) for cell in cells]
+    states = [(cell, read_state(cell)) for cell in cells]
     jobs = max(1, min(jobs, sum(state.status != "finished" for _, state in states)))
     seconds, unknown = time_left(states, jobs)
     rows = [

@@ -99,7 +99,7 @@ class Pace:
 
 
 @contextmanager
-def counting() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar for work in named parts: yields a function of (what, done, total or 0)."""
     if not err.is_terminal:
         yield lambda *_: None
@@ -117,7 +117,7 @@ def counting() -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def overall(total: int) -> Iterator[Callable[[int, str], None]]:
+def total_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     """Progress of several things at once: yields a function of (done of the total, what to say of it)."""
     if err.is_terminal:
         columns = (BarColumn(bar_width=None), TextColumn("{task.description}"), TimeElapsedColumn())

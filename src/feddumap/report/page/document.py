@@ -13,8 +13,8 @@ from typing import Any
 from feddumap import __version__
 from feddumap.errors import FeddumapError
 from feddumap.report import charts
-from feddumap.report.label_mixes import Mix
-from feddumap.report.page.parts import going, legend
+from feddumap.report.label_mixes import LabelMixes
+from feddumap.report.page.parts import legend, unfinished_runs
 from feddumap.report.page.sections import FAINT, Content, lead, sections
 from feddumap.system.atomic_files import write_bytes, write_text
 
@@ -26,7 +26,7 @@ POLICY = (
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
-def needed(*, figures: bool = True) -> None:
+def require_packages(*, figures: bool = True) -> None:
     """Say so at once if what draws the page, and the figures beside it, is not installed."""
     for name in ("plotly", "matplotlib") if figures else ("plotly",):
         try:
@@ -52,7 +52,7 @@ def _draw(folder: Path, value: Content, progress: Progress) -> None:
     from feddumap.report import figures as static
 
     folder.mkdir(exist_ok=True)
-    shown = [mix for mix in value.mixes if isinstance(mix, Mix)]
+    shown = [mix for mix in value.mixes if isinstance(mix, LabelMixes)]
     drawings = static.drawings(value.lines, value.charts, value.pruned, shown)
     for done, (name, drawing) in enumerate(drawings.items()):
         progress("figures", done, len(drawings))
@@ -93,7 +93,7 @@ def html(value: Content, *, figures: bool = True) -> str:
 <button type="button" id="theme" aria-pressed="false">dark</button></div>
 <h1>{escape(value.title)}</h1>
 <p class="lead">{escape(lead(value))}</p>
-{going(value.series)}
+{unfinished_runs(value.series)}
 <nav aria-label="Sections">{links}</nav>
 <noscript><p class="missing">The interactive figures need JavaScript. {elsewhere}</p></noscript>
 </header>
@@ -102,7 +102,7 @@ def html(value: Content, *, figures: bool = True) -> str:
 <main id="main" tabindex="-1">{body}</main>
 </div>
 <footer>Made by feddumap {__version__}.</footer>
-<script type="application/json" id="data">{_embedded(_data(value))}</script>
+<script type="application/json" id="data">{_script_json(_script_data(value))}</script>
 <script>{plotly}</script>
 <script>{script}</script>
 </body>
@@ -110,7 +110,7 @@ def html(value: Content, *, figures: bool = True) -> str:
 """
 
 
-def _data(value: Content) -> dict[str, Any]:
+def _script_data(value: Content) -> dict[str, Any]:
     """What the page's script draws."""
 
     def axis(each: charts.Axis) -> dict[str, Any]:
@@ -134,11 +134,11 @@ def _data(value: Content) -> dict[str, Any]:
             for chart in value.charts
         ],
         "pruning": [charts.bars(group, value.lines) for group in value.pruned],
-        "labels": [charts.heat(mix) for mix in value.mixes if isinstance(mix, Mix)],
+        "labels": [charts.heat_map(mix) for mix in value.mixes if isinstance(mix, LabelMixes)],
     }
 
 
-def _embedded(value: Any) -> str:
+def _script_json(value: Any) -> str:
     """JSON that cannot end the script element it is in, whatever a label says."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

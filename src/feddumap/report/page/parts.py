@@ -8,9 +8,9 @@ from html import escape
 
 from feddumap.report.charts import Axis, Chart
 from feddumap.report.lines import INK, Line, Style
-from feddumap.report.prunings import Pruned
-from feddumap.report.series import Recorded, Series
-from feddumap.report.tables import Cell, Document, Table
+from feddumap.report.prunings import SeriesPruning
+from feddumap.report.series import RecordedRun, Series
+from feddumap.report.tables import Document, Table, TableCell
 
 STROKES = {"solid": "", "dash": "6 3", "dot": "1.5 2.5", "dashdot": "6 2.5 1.5 2.5", "longdash": "10 3"}
 OPEN = 12  # series: with more, only the first table is open
@@ -115,7 +115,7 @@ def _table(table: Table, styles: Mapping[str, Style], opened: bool) -> str:
     )
 
 
-def _best(cell: Cell) -> str:
+def _best(cell: TableCell) -> str:
     return f"<strong>{escape(cell.text)}</strong>" if cell.best else escape(cell.text)
 
 
@@ -123,12 +123,12 @@ def _right(right: bool) -> str:
     return ' class="right"' if right else ""
 
 
-def _sort(cell: Cell) -> str:
+def _sort(cell: TableCell) -> str:
     number = next((value for value in cell.plain.values() if isinstance(value, float | int)), None)
     return "" if number is None else f' data-sort="{number!r}"'
 
 
-def pruning(pruned: Pruned, line: Line) -> str:
+def pruning(pruned: SeriesPruning, line: Line) -> str:
     """What a series' networks lost, layer by layer, a column of what was kept for each seed."""
     first = pruned.records[0]
     rounds = " or ".join(str(number) for number in sorted({each["round"] for each in pruned.records}))
@@ -157,14 +157,14 @@ def pruning(pruned: Pruned, line: Line) -> str:
     )
 
 
-def _fall(pruned: Pruned, key: str, name: str) -> str:
+def _fall(pruned: SeriesPruning, key: str, name: str) -> str:
     before, after = (
         sum(each[key][when] for each in pruned.records) / len(pruned.records) for when in ("before", "after")
     )
     return f"{name.capitalize()}: {before:,.0f} before, {after:,.0f} after ({after / before - 1:+.1%}). "
 
 
-def going(series: Sequence[Series]) -> str:
+def unfinished_runs(series: Sequence[Series]) -> str:
     """The runs that are not finished, if any."""
     found = [
         f"<li>{escape(each.label)}, seed {run.seed}: still going, {len(run.records):,} of "
@@ -182,10 +182,10 @@ def runs(series: Sequence[Series], lines: Sequence[Line]) -> str:
     return "".join(_run(each.label, run, line.style) for each, line in pairs for run in each.runs)
 
 
-def _run(label: str, run: Recorded, style: Style) -> str:
+def _run(label: str, run: RecordedRun, style: Style) -> str:
     done, number = len(run.records), f"{len(run.records):,}"
-    going = f"still going, {number} of {run.config.train.rounds:,} rounds"
-    state = f"{number} round{'s' if done > 1 else ''}" if run.finished else going
+    unfinished_runs = f"still going, {number} of {run.config.train.rounds:,} rounds"
+    state = f"{number} round{'s' if done > 1 else ''}" if run.finished else unfinished_runs
     file = run.path / "command.txt"
     made = ""
     if file.is_file():

@@ -11,12 +11,12 @@ from feddumap.report import charts as plots
 from feddumap.report import label_mixes, prunings
 from feddumap.report.charts import Chart, file_name, numbered
 from feddumap.report.comparison import document
-from feddumap.report.label_mixes import Missing, Mix
-from feddumap.report.lines import MOST, Line, lines
+from feddumap.report.label_mixes import LabelMixes, MissingLabelMixes
+from feddumap.report.lines import MAX_POINTS, Line, lines
 from feddumap.report.notes import notes
 from feddumap.report.page import parts
-from feddumap.report.prunings import Pruned
-from feddumap.report.series import Recorded, Series, series
+from feddumap.report.prunings import SeriesPruning
+from feddumap.report.series import RecordedRun, Series, group_runs
 from feddumap.report.statistics import Comparison, compare
 
 FAINT = 6  # series: with no more than these, a smoothed curve has the raw one behind it
@@ -36,20 +36,22 @@ class Content:
     lines: Sequence[Line]
     compared: Comparison
     charts: Sequence[Chart]
-    pruned: Sequence[Sequence[Pruned]]
-    mixes: Sequence[Mix | Missing]
+    pruned: Sequence[Sequence[SeriesPruning]]
+    mixes: Sequence[LabelMixes | MissingLabelMixes]
 
     @property
-    def runs(self) -> list[Recorded]:
+    def runs(self) -> list[RecordedRun]:
         return [run for each in self.series for run in each.runs]
 
 
-def content(title: str, runs: Sequence[Recorded]) -> Content:
+def content(title: str, runs: Sequence[RecordedRun]) -> Content:
     """What there is to show of these runs."""
-    found = series(runs)
+    found = group_runs(runs)
     drawn = lines(found)
     pruned = prunings.groups(prunings.prunings(found))
-    return Content(title, found, drawn, compare(found), plots.charts(drawn), pruned, label_mixes.mixes(runs))
+    return Content(
+        title, found, drawn, compare(found), plots.charts(drawn), pruned, label_mixes.label_mixes(runs)
+    )
 
 
 def lead(value: Content) -> str:
@@ -105,8 +107,8 @@ def _chart(chart: Chart, several: bool, value: Content) -> str:
         "wall time what it took here.",
     }[chart.name]
     caption = [said, *([GOING_ON if going else FINISHED] if several else [])]
-    if any(len(run.records) > MOST for run in value.runs):
-        caption.append(f"Of longer runs {MOST:,} rounds are shown, evenly.")
+    if any(len(run.records) > MAX_POINTS for run in value.runs):
+        caption.append(f"Of longer runs {MAX_POINTS:,} rounds are shown, evenly.")
     alternative = f"{chart.title} by series; the tables of the comparison have the numbers."
     place = parts.figure(chart.name, alternative, " ".join(caption), file_name(chart, chart.x[0], chart.y[0]))
     return parts.controls(chart, several) + place
@@ -124,10 +126,10 @@ def _pruned(value: Content) -> str:
 
 
 def _mixes(value: Content) -> str:
-    shown, number, total = [], 0, sum(isinstance(mix, Mix) for mix in value.mixes)
+    shown, number, total = [], 0, sum(isinstance(mix, LabelMixes) for mix in value.mixes)
     for mix in value.mixes:
         heading = f"<h3>{escape(mix.title)}</h3>" if len(value.mixes) > 1 else ""
-        if isinstance(mix, Missing):
+        if isinstance(mix, MissingLabelMixes):
             shown.append(f'{heading}<p class="missing">No label mix here: {escape(mix.reason)}.</p>')
             continue
         name = numbered("labels", number, total)
@@ -137,7 +139,7 @@ def _mixes(value: Content) -> str:
     return "".join(shown)
 
 
-def _about(mix: Mix) -> str:
+def _about(mix: LabelMixes) -> str:
     """What a heat map shows and what it leaves out."""
     few = len(mix.devices) < mix.total
     said = [f"{len(mix.devices)} of {mix.total:,} devices, chosen evenly." if few else "Every device."]
