@@ -61,7 +61,7 @@ def test_what_a_run_directory_holds(whole: tuple[Path, Config]) -> None:
     }  # fmt: skip
     summary = json.loads((directory / "summary.json").read_text())
     assert list(summary) == [
-        "method", "model", "dataset", "rounds", "accuracy", "targets", "parameters", "macs",
+        "method", "model", "dataset", "rounds", "configured_rounds", "accuracy", "targets", "parameters", "macs",
         "bytes_down", "bytes_up", "clock", "wall",
     ]  # fmt: skip
     assert (summary["method"], summary["model"], summary["dataset"]) == ("fedavg", "lenet", "digits")

@@ -57,6 +57,9 @@ class ModelConfig(Section):
     """The network."""
 
     name: str = Field("cnn", description="cnn, lenet, vgg11 or resnet18")
+    weights: str | None = Field(
+        None, description="safetensors file with the weights to start from; default the network's own"
+    )
 
 
 class MethodConfig(Section):

@@ -16,7 +16,7 @@ from feddumap import config as configuration
 from feddumap.config import CARRIED_OUT, Config
 from feddumap.core import clock
 from feddumap.core.algorithm import Cohort, Context, Progress
-from feddumap.core.messages import ServerState
+from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
@@ -30,8 +30,9 @@ from feddumap.engine.registry import ENGINES, engine_named
 from feddumap.engine.rounds import RoundRecord, first_state, in_use, rounds, take_census
 from feddumap.errors import FeddumapError
 from feddumap.methods import recipes, registry
-from feddumap.models import architecture, network
+from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs
+from feddumap.models.weights import read_weights
 from feddumap.runs import tensorboard as events
 from feddumap.runs.directory import RunDirectory, holds, trained_as_one
 from feddumap.runs.summary import accuracies, is_complete, reached
@@ -71,7 +72,8 @@ class Run:
         self._algorithm = recipes.compose(config)
         family, classes = config.model.name, len(dataset.classes)
         self._clock = clock.build(config.clock, family, config.data.devices, config.run.seed)
-        self.state = first_state(architecture(family, classes), self._algorithm, config.run.seed)
+        start = first_weights(architecture(family, classes), config, directory)
+        self.state = first_state(architecture(family, classes), self._algorithm, start)
         self._shelf = InMemoryStore()
         self._events: events.Events | None = None
         self._wall = 0.0
@@ -113,12 +115,16 @@ class Run:
             with exact_math():
                 context = self._context(engine, progress)
             steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
-            while not self.finished:
+            while True:
                 with exact_math():  # not around the yield: the caller's own settings hold between two rounds
-                    state, record = next(steps)
+                    step = next(steps, None)
+                if step is None:
+                    break
                 self._wall = time.perf_counter() - started
-                self._keep(state, record)
+                self._keep(*step)
                 yield self.records[-1]
+                if is_complete(self.records, self.rounds, self.config.run.target):
+                    break
         finally:
             engine.close()
             self._checkpoint()
@@ -235,6 +241,16 @@ class Run:
         self.records = self.directory.go_back(self.state.round)
 
 
+def first_weights(shape: Architecture, config: Config, directory: RunDirectory | None) -> Tensors:
+    """The weights before round 0: the network's own, or those of `model.weights`, which a run directory keeps a
+    copy of."""
+    weights = initialise(shape, config.run.seed)
+    if config.model.weights is None:
+        return weights
+    file = Path(config.model.weights) if directory is None else directory.first_weights
+    return read_weights(file, weights)
+
+
 def start(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
@@ -250,7 +266,8 @@ def start(
     if late is not None and late >= rounds:
         say(f"method.prune_round = {late} is not reached in {rounds} rounds: nothing will be pruned")
     if out is not None:
-        run.directory = RunDirectory.create(Path(out), resolved, run.split)
+        own = run.state.weights if resolved.model.weights is not None else None
+        run.directory = RunDirectory.create(Path(out), resolved, run.split, own)
     return run
 
 
@@ -367,7 +384,7 @@ def _check_device(name: str) -> None:
 def _split(config: Config, dataset: Dataset, say: Say) -> Split:
     labels, data = dataset.train_labels, config.data
     made = partition.split(labels, len(dataset.classes), data, config.run.seed)
-    wanted, got = partition.wanted_by_server(data, len(labels)), len(made.server)
+    wanted, got = partition.requested_server_images(data, len(labels)), len(made.server)
     if got < wanted:
         say(
             f"the server holds {got:,} images instead of the {wanted:,} that data.server_fraction = "

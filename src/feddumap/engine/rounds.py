@@ -34,7 +34,6 @@ from feddumap.core.messages import (
 from feddumap.core.tensors import all_finite, same_form
 from feddumap.device.surveys import label_counts
 from feddumap.errors import FeddumapError
-from feddumap.models import initialise
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.training.evaluation import Score, score_weights
 
@@ -65,9 +64,9 @@ class RoundRecord:
         return {**value, **metrics}
 
 
-def first_state(architecture: Architecture, algorithm: Algorithm, seed: int) -> ServerState:
-    """Before round 0: initial weights, and the server steps' initial tensors."""
-    state = ServerState(0, architecture, initialise(architecture, seed))
+def first_state(architecture: Architecture, algorithm: Algorithm, weights: Tensors) -> ServerState:
+    """Before round 0: the first weights, and the server steps' initial tensors."""
+    state = ServerState(0, architecture, weights)
     return replace(state, steps=algorithm.server.init(state))
 
 

@@ -3,6 +3,7 @@
 config.toml          the resolved configuration
 command.txt          the command line that made the run, if one did
 split.safetensors    which images each device and the server hold
+first-weights.safetensors  the weights to start from, where `model.weights` names some
 records.jsonl        one line a round
 checkpoint-*.json    the server's state: numbers here, tensors in the .safetensors beside it
 devices/             what devices keep for themselves between rounds, where the method has them do so
@@ -71,7 +72,9 @@ class RunDirectory:
         os.close(self._lock)
 
     @staticmethod
-    def create(path: Path, config: Config, split: Split) -> RunDirectory:
+    def create(
+        path: Path, config: Config, split: Split, first_weights: Tensors | None = None
+    ) -> RunDirectory:
         """A new run directory with its configuration and split; a directory that exists is refused."""
         refuse_existing(path, config)
         path.mkdir(parents=True, exist_ok=True)
@@ -79,6 +82,9 @@ class RunDirectory:
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
         try:
             write_bytes(path / "split.safetensors", to_bytes(arrays))
+            if first_weights is not None:
+                plain = {name: tensor.contiguous() for name, tensor in first_weights.items()}
+                write_bytes(directory.first_weights, to_bytes(plain))
             # the configuration comes last: a directory with one is a run
             directory.set_config(config)
         except BaseException:
@@ -92,6 +98,11 @@ class RunDirectory:
         """An existing run directory, to go on with."""
         read_config(path)
         return RunDirectory(path)
+
+    @property
+    def first_weights(self) -> Path:
+        """A copy of the weights that `model.weights` named."""
+        return self.path / "first-weights.safetensors"
 
     def config(self) -> Config:
         return read_config(self.path)
