@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.models import architecture, initialise, network
-from feddumap.training.convolutions import convolve, quick, seen, unrolled
+from feddumap.training.convolutions import convolve, fast_convolutions, seen, unrolled
 
 CASES = [  # images, inputs, outputs, side, kernel, stride, padding, groups
     (3, 4, 5, 9, 3, 1, 0, 1),
@@ -74,7 +74,7 @@ def test_a_quick_network_has_the_same_gradients_and_is_itself_again(family: str)
         return list(torch.autograd.grad(F.cross_entropy(net(x), labels), list(net.parameters())))
 
     expected = gradients()
-    with quick(net):
+    with fast_convolutions(net):
         got = gradients()
         spared = net(x)
     for mine, theirs in zip(got, expected, strict=True):
@@ -87,7 +87,7 @@ def test_a_quick_network_has_the_same_gradients_and_is_itself_again(family: str)
 def test_the_network_is_itself_again_after_an_error() -> None:
     shape = architecture("cnn", classes=10)
     net = network(shape, initialise(shape, seed=1))
-    with pytest.raises(RuntimeError), quick(net):
+    with pytest.raises(RuntimeError), fast_convolutions(net):
         net(torch.zeros(1, 5, 32, 32))
     assert not any("forward" in vars(module) for module in net.modules())
 

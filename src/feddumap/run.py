@@ -242,8 +242,8 @@ class Run:
 
 
 def first_weights(shape: Architecture, config: Config, directory: RunDirectory | None) -> Tensors:
-    """The weights before round 0: the network's own, or those of `model.weights`, which a run directory keeps a
-    copy of."""
+    """The weights before round 0: the network's own, or those of `model.weights`, of which a run directory
+    keeps a copy."""
     weights = initialise(shape, config.run.seed)
     if config.model.weights is None:
         return weights

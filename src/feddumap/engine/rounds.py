@@ -29,6 +29,7 @@ from feddumap.core.messages import (
     MissingUpload,
     Question,
     ServerState,
+    Tensors,
     Upload,
 )
 from feddumap.core.tensors import all_finite, same_form

@@ -1,8 +1,8 @@
-"""The same numbers sooner: what a network is spared while it trains or is scored.
+"""Faster convolutions for networks that torch trains on a CPU; results equal up to rounding.
 
-On a processor without AVX-512, oneDNN's gradient of a convolution's weights takes one and a half to seven
-times as long as the matrix product it amounts to. And a chain whose pools drop a last odd row never looks at
-the last rows of an image, which need not be computed.
+Without AVX-512, oneDNN's gradient of a convolution's weights takes one and a half to seven times as long as
+the matrix product it amounts to, so there the product is used (`PRODUCTS`, looked up once). And where the
+pools of a chain drop a last odd row, the last rows of an image need not be computed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import nn
 
 Pair = tuple[int, int]
-FEW = 256  # numbers an output is made of: below, as in a first layer, oneDNN is the faster
-TINY = 16  # pixels of a feature map: up to here the product is faster forwards, too
+PRODUCTS = torch.backends.cpu.get_cpu_capability() != "AVX512"  # whether products are faster than oneDNN
+FEW = 256  # numbers an output is made of: below, as in a first layer, oneDNN is faster
+TINY = 16  # pixels of a feature map: up to here the product is faster forward, too
 
 
 @contextmanager
-def quick(network: nn.Module) -> Iterator[None]:
-    """Within it, `network` computes the same, but for rounding, in less time."""
+def fast_convolutions(network: nn.Module) -> Iterator[None]:
+    """Within this context `network` uses the faster convolutions."""
     layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d and _suits(layer)]
     with ExitStack() as undo:
         if type(network) is nn.Sequential:
@@ -37,7 +38,8 @@ def quick(network: nn.Module) -> Iterator[None]:
 def _suits(layer: nn.Conv2d) -> bool:
     weight = layer.weight
     return (
-        layer.groups == 1
+        PRODUCTS
+        and layer.groups == 1
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and isinstance(layer.padding, tuple)

@@ -18,7 +18,7 @@ from feddumap.core.messages import Architecture, Tensors
 from feddumap.core.tensors import same_form
 from feddumap.errors import FeddumapError
 from feddumap.models import INPUT_SHAPE, build, network
-from feddumap.training.convolutions import quick, seen
+from feddumap.training.convolutions import fast_convolutions, seen
 from feddumap.training.kernels import library
 from feddumap.training.kernels.chain import Chain, Images, chain_for
 from feddumap.training.kernels.spec import Spec, spec_of
@@ -115,7 +115,7 @@ class TorchModel(Model):
     def outputs(self, images: torch.Tensor) -> torch.Tensor:
         training = self.network.training
         self.network.eval()
-        with torch.inference_mode(), quick(self.network):
+        with torch.inference_mode(), fast_convolutions(self.network):
             found: torch.Tensor = self.network(to_input(images))
         self.network.train(training)
         return found
@@ -129,7 +129,7 @@ class TorchModel(Model):
     @contextmanager
     def training(self) -> Iterator[None]:
         self.network.train()
-        with quick(self.network):
+        with fast_convolutions(self.network):
             yield
 
 
