@@ -475,9 +475,9 @@ def test_the_servers_settings(home: Path, tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(FeddumapError, match="has no out"):
         server.read_settings({})
     grid = FakeGrid.of(4, state=str(tmp_path / "state"))
-    server.carry_out(grid, settings)
+    server.run_app(grid, settings)
     assert (tmp_path / "run" / "summary.json").exists()
-    server.carry_out(grid, settings)  # nothing left to do
+    server.run_app(grid, settings)  # nothing left to do
     assert "going on after 1 of 1 rounds" in capsys.readouterr().err
 
 

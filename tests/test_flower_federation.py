@@ -20,11 +20,14 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'
 
 from feddumap.flower.local import certificates, programs, project
 from feddumap.flower.local.federation import Federation
-from feddumap.flower.local.processes import Processes
+from feddumap.system.children import Supervisor
 from tests.flower_processes import QUICK, pids, text_of, until, users_of
 from tests.test_flower_cohort import alike
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc"),
+]
 
 METHODS = {
     "feddumap": "method.prune_round=1 method.rate_nodes=selected train.cohort=2",
@@ -38,7 +41,7 @@ class Four:
     """Four nodes that three runs train on at the same time."""
 
     federation: Federation
-    processes: Processes
+    processes: Supervisor
 
     def out(self, method: str) -> Path:
         return self.federation.project.path / method
@@ -53,7 +56,7 @@ class Four:
 
     def ended(self) -> set[str]:
         """The runs that are not followed any more, because they ended or because the SuperLink did."""
-        return METHODS.keys() & self.processes.ended().keys()
+        return METHODS.keys() & self.processes.exited().keys()
 
     def log(self, name: str) -> str:
         return text_of(self.processes.log(name))
@@ -64,7 +67,7 @@ def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A federation with TLS and node keys in training: four rounds of each method."""
     folder = tmp_path_factory.mktemp("federations") / "four"
     made = project.create(folder, 4, sets=[*QUICK, "train.rounds=4", "method.name=fedavg"])
-    with pytest.MonkeyPatch.context() as patch, Processes(folder / "logs") as processes:
+    with pytest.MonkeyPatch.context() as patch, Supervisor(folder / "logs") as processes:
         patch.setenv("FEDDUMAP_HOME", str(prepared_home))
         federation = Federation(made, processes, lasting=True)
         federation.start_superlink()
@@ -142,11 +145,11 @@ def test_a_superlink_that_is_started_again_is_gone_on_with(four: Four) -> None:
     unfinished = [method for method in METHODS if not (four.out(method) / "summary.json").exists()]
     assert unfinished
     os.kill(four.processes.pids["superlink"], signal.SIGKILL)
-    until(lambda: "superlink" in four.processes.ended(), "its end", 10)
+    until(lambda: "superlink" in four.processes.exited(), "its end", 10)
     before = {method: four.done(method) for method in unfinished}
     four.federation.start_superlink()
     until(lambda: all(four.done(method) > min(before[method], 3) for method in unfinished), "more rounds")
-    assert not [name for name in four.processes.ended() if name.startswith("node-")]
+    assert not [name for name in four.processes.exited() if name.startswith("node-")]
 
 
 @pytest.mark.parametrize("method", METHODS)

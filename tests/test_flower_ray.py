@@ -14,9 +14,11 @@ pytest.importorskip("ray", reason="needs the extra ray")
 from feddumap import run as api
 from feddumap.cli import main as cli
 from feddumap.config import Config
-from feddumap.engine.registry import engine_named
+from feddumap.engine.registry import get_engine
 from feddumap.runs.directory import read_config, read_records
 from tests.test_flower_cohort import alike, config_of
+
+pytestmark = pytest.mark.slow
 
 FEW = {"rounds": 4, "cohort": 2}
 
@@ -33,7 +35,7 @@ def over_ray(method: str, rounds: int = 4) -> Config:
 def test_ray_and_the_pool_agree_bit_for_bit(home: Path, method: str) -> None:
     """Four devices, four rounds, with prunings between."""
     run = api.start(over_ray(method))
-    run.engine = engine_named("ray")
+    run.engine = get_engine("ray")
     alike(run.run(), in_the_pool(method))
     pruned = [record["round"] for record in run.records if "pruning" in record]
     assert pruned == {"feddumap": [2], "prunefl": [0, 2]}[method]

@@ -26,11 +26,15 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'
 from cryptography import x509
 from flwr.cli.build import build_fab_from_disk
 
+from feddumap import run as api
+from feddumap.flower import internals, server
 from feddumap.flower.local import certificates, programs, project, up
 from feddumap.flower.local.federation import Federation
+from tests.flower_grid import FakeGrid
 from tests.flower_processes import LIMIT, QUICK, command_lines, family, pids, until
+from tests.test_flower_cohort import alike
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
 
 
 @dataclass
@@ -98,16 +102,18 @@ def test_without_flower_the_commands_say_what_to_install(
         assert "pip install 'feddumap[flower]'" in str(result.exception)
 
 
-def test_processes_end_with_the_one_that_wanted_them(tmp_path: Path) -> None:
-    """Even if that is killed, and whatever they started themselves."""
-    script = tmp_path / "wants.py"
+@needs_proc
+def test_child_processes_exit_with_their_parent(tmp_path: Path) -> None:
+    """Even if it is killed, and with the processes that they started themselves."""
+    script = tmp_path / "parent.py"
     script.write_text(
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from feddumap.flower.local.processes import Processes\n"
-        "with Processes(Path(sys.argv[1])) as processes:\n"
+        "from feddumap.flower.local.programs import last_words\n"
+        "from feddumap.system.children import Supervisor\n"
+        "with Supervisor(Path(sys.argv[1])) as processes:\n"
         "    processes.start('one', ['sh', '-c', 'sleep 1234.5 & sleep 1234.5'], dict(os.environ))\n"
         "    processes.start('two', ['sh', '-c', 'echo because; exit 3'], dict(os.environ))\n"
-        "    print(processes.wait('two'), processes.last_words('two'), flush=True)\n"
+        "    print(processes.wait('two'), last_words(processes.log('two')), flush=True)\n"
         "    time.sleep(60)\n"
     )
     process = subprocess.Popen(
@@ -118,10 +124,12 @@ def test_processes_end_with_the_one_that_wanted_them(tmp_path: Path) -> None:
     assert len([line for line in command_lines().values() if line.startswith("sleep 1234.5")]) == 2
     process.kill()
     process.communicate()
-    until(lambda: "sleep 1234.5" not in " ".join(command_lines().values()), "the end of them", 20)
+    until(lambda: "sleep 1234.5" not in " ".join(command_lines().values()), "their exit", 20)
 
 
-def test_up_survives_a_killed_device_ends_at_ctrl_c_and_goes_on(prepared_home: Path, tmp_path: Path) -> None:
+@needs_proc
+@pytest.mark.slow
+def test_up_survives_a_killed_device_stops_at_ctrl_c_and_resumes(prepared_home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
     project.create(folder, 2, sets=[*QUICK, "method.name=fedavg", "train.rounds=4", "run.timeout=8"])
     live = Live(folder, prepared_home)
@@ -136,8 +144,8 @@ def test_up_survives_a_killed_device_ends_at_ctrl_c_and_goes_on(prepared_home: P
     process.send_signal(signal.SIGINT)
     code, said = live.end()
     assert code == 130
-    assert "node-1 ended" in said
-    assert f"go on with: feddumap flower up {folder}" in said
+    assert "node-1 exited" in said
+    assert f"resume with: feddumap flower up {folder}" in said
     assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
     live.up()
     code, said = live.end()
@@ -149,16 +157,68 @@ def test_up_survives_a_killed_device_ends_at_ctrl_c_and_goes_on(prepared_home: P
     assert records[3]["devices"] == [0, 1]
 
 
-def test_up_ends_when_the_server_does_but_not_with_a_device(tmp_path: Path) -> None:
+@needs_proc
+@pytest.mark.slow
+def test_up_works_with_flowers_own_commands(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Flower lacks an internal part: with a sentence, without any of them, to the same records."""
+    monkeypatch.setattr(internals, "MISSING", "No module named 'flwr.supercore.control'")
+    for name in internals.__all__:
+        if name != "MISSING":
+            monkeypatch.delattr(internals, name)
+    sets = [*QUICK, "method.name=fedavg", "train.rounds=2", "data.server_fraction=0"]
+    made = project.create(tmp_path / "two", 2, sets=sets)
+    said: list[str] = []
+    trained = up.up(made, 2, LIMIT, said.append)
+    assert len(said) == 1
+    assert "lacks an internal part" in said[0]
+    assert "flwr.supercore.control" in said[0]
+    assert pids(made.path) == []
+    assert trained.summary["rounds"] == 2
+    assert trained.traffic.sent > trained.traffic.counted_down > 0
+    assert trained.traffic.received > trained.traffic.counted_up > 0
+    expected = api.train(made.config().replace(run={"engine": "local"}))
+    found = api.resume(made.run)
+    found.close()
+    alike(found, expected)
+
+
+FINISHED = {
+    "one-shot": (["method.name=fedkt", "train.rounds=4", "data.server_fraction=0.2"], 1),
+    "target": (["method.name=fedavg", "train.rounds=4", "run.target=0.01"], 1),
+}
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_up_starts_nothing_for_a_finished_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One that has fewer rounds than train.rounds says, too."""
+    sets, rounds = FINISHED[name]
+    made = project.create(tmp_path / "two", 2, sets=[*QUICK, *sets])
+    grid = FakeGrid.of(2, state=str(tmp_path / "state"))
+    server.run_app(grid, project.settings(made))
+    assert len(read_records(made.run)) == rounds
+    monkeypatch.setattr(up, "up", lambda *_: pytest.fail("a federation was started"))
+    result = CliRunner().invoke(app, ["flower", "up", str(made.path)])
+    assert result.exit_code == 0, result.output
+    assert f"is finished ({rounds} rounds)" in " ".join(result.output.split())
+
+
+def test_up_fails_with_the_server_but_not_with_a_device(tmp_path: Path) -> None:
     class Fake:
-        processes = SimpleNamespace(last_words=lambda name: "it said why", log=lambda name: "its.log")
+        processes = SimpleNamespace(log=lambda name: "its.log")
         died = Federation.died
 
+        def last_words(self, name: str) -> str:
+            return "it said why"
+
     said: list[str] = []
-    look = partial(up._look, cast("Federation", Fake()), lost=set(), say=said.append)
-    with pytest.raises(FeddumapError, match=r"superlink ended before its time: it said why \(more in its"):
-        look({"superlink": -9}, begun=True)
-    with pytest.raises(FeddumapError, match="node-0 ended"):
-        look({"node-0": 1}, begun=False)
-    look({"node-0": 1}, begun=True)
-    assert said == ["node-0 ended (it said why); the run goes on without it"]
+    check = partial(up._check, cast("Federation", Fake()), lost=set(), say=said.append)
+    with pytest.raises(FeddumapError, match=r"superlink exited unexpectedly: it said why \(more in its"):
+        check({"superlink": -9}, begun=True)
+    with pytest.raises(FeddumapError, match="node-0 exited"):
+        check({"node-0": 1}, begun=False)
+    check({"node-0": 1}, begun=True)
+    assert said == ["node-0 exited (it said why); the run continues without it"]

@@ -1,19 +1,16 @@
-"""The commands of `feddumap flower`: thin, they read options, call the library and show what comes back."""
+"""The commands of `feddumap flower`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from feddumap.errors import FeddumapError
-from feddumap.system.signals import exit_code, terminated_like_interrupted
+from feddumap.system.signals import exit_code, sigterm_as_interrupt
 
-app = typer.Typer(
-    help="Train over Flower, with devices that are machines of their own.", no_args_is_help=True
-)
+app = typer.Typer(help="Train over Flower, with devices on other machines.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
 
@@ -21,17 +18,21 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's
 @app.command()
 def init(
     directory: Directory,
-    nodes: Annotated[int, typer.Option(min=1, help="Devices, each with a key of its own.")] = 4,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of devices; each gets a key pair.")] = 4,
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="Where devices will reach the server; may be repeated."),
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Where devices reach the server; may be repeated.",
+        ),
     ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of config.toml; may be repeated."),
     ] = None,
 ) -> None:
-    """Make a folder with a federation ready to start: Flower app, configuration, certificates and keys."""
+    """Create a folder with a federation ready to start: Flower app, configuration, certificates and keys."""
     from feddumap.flower.local import programs, project
     from feddumap.system import console
 
@@ -39,7 +40,7 @@ def init(
     made = project.create(directory, nodes, hosts or (), sets or ())
     console.out.print(
         f"{directory} holds a federation of {made.nodes}: try it with `feddumap flower up {directory}`, and "
-        f"read {directory / 'README.md'} for machines of their own",
+        f"read {directory / 'README.md'} for devices on other machines",
         markup=False,
     )
 
@@ -51,12 +52,15 @@ def up(
         int | None, typer.Option(min=1, help="Start this many devices; default all that have a key.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=1, metavar="SECONDS", help="Stop after this long, to go on later.")
+        float | None,
+        typer.Option(min=1, metavar="SECONDS", help="Stop after this long, to resume later."),
     ] = None,
 ) -> None:
-    """Start a server and devices on this machine, train, and end them all; started again, go on."""
+    """Start a server and devices on this machine, train, and stop them all; run it again to resume."""
     from feddumap.flower.local import programs, project
     from feddumap.progress import print_summary
+    from feddumap.runs.directory import read_config
+    from feddumap.runs.summary import finished, read_summary
     from feddumap.system import console
 
     programs.require_flower()
@@ -67,30 +71,31 @@ def up(
     if count > found.nodes or not count:
         raise FeddumapError(f"--nodes {count}: {directory / 'keys'} has keys for {found.nodes}")
     rounds = found.config().train.rounds
-    summary = _finished(found.run, rounds)
-    if summary is not None:
+    summary = read_summary(found.run)
+    if summary is not None and finished(found.run) and read_config(found.run).train.rounds >= rounds:
         console.say(f"{found.run} is finished ({summary['rounds']} rounds)")
     else:
         try:
-            with terminated_like_interrupted(), console.total_progress(rounds) as progress:
+            with sigterm_as_interrupt(), console.total_progress(rounds) as progress:
                 pace, said = console.Pace(), {}
 
                 def show(awaited: str, records: list[dict[str, Any]]) -> None:
                     done = len(records)
-                    if not done or done not in said:  # how much is left is told anew after a round
+                    if not done or done not in said:  # the time left is updated once a round
                         said[done] = _status(awaited, records, rounds, pace)
                     progress(done, said[done])
 
-                finished = federation.up(found, count, timeout, console.say, show)
+                trained = federation.up(found, count, timeout, console.say, show)
         except KeyboardInterrupt as stop:
-            console.say(f"stopped; go on with: feddumap flower up {directory}")
+            console.say(f"stopped; resume with: feddumap flower up {directory}")
             raise typer.Exit(exit_code(stop)) from None
-        summary, traffic = finished.summary, finished.traffic
+        summary, traffic = trained.summary, trained.traffic
         sent, received, down, back = map(
-            console.megabytes, (traffic.sent, traffic.received, traffic.counted_down, traffic.counted_up)
+            console.byte_size, (traffic.sent, traffic.received, traffic.counted_down, traffic.counted_up)
         )
         console.say(
-            f"Flower sent {sent} to the devices and received {received}; counted were {down} and {back}"
+            f"Flower sent {sent} to the devices and received {received}; of that, tensors and answers were "
+            f"{down} and {back}"
         )
     print_summary(summary)
     console.out.print(f"run directory: {found.run}", markup=False)
@@ -105,12 +110,3 @@ def _status(awaited: str, records: list[dict[str, Any]], rounds: int, pace: Any)
     said = pace("round", len(records), rounds).split(" · ")
     clock = console.duration(records[-1]["clock"])
     return " · ".join([said[0], f"accuracy {console.percent(accuracy)}", f"clock {clock}", *said[1:]])
-
-
-def _finished(run: Path, rounds: int) -> dict[str, Any] | None:
-    """The summary of a run that is finished."""
-    file = run / "summary.json"
-    if not file.is_file():
-        return None
-    summary = json.loads(file.read_text(encoding="utf-8"))
-    return summary if summary["rounds"] >= rounds else None

@@ -19,8 +19,8 @@ from feddumap.flower.codec import Refused
 from feddumap.flower.handshake import Hello
 from feddumap.flower.node import Node, accept_gift, holdings_of
 from feddumap.flower.requests import Order
-from feddumap.methods.recipes import compose
-from feddumap.system.determinism import exact_math
+from feddumap.methods import compose
+from feddumap.system.determinism import deterministic
 
 Work = Callable[[RecordDict, Node], RecordDict]
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def train(content: RecordDict, node: Node) -> RecordDict:
         accept_gift(node, order.token, gift)
     drawer = FileStore(node.folder(order.token))
     desk = Executor(order.config, holdings_of(node, order), compose(order.config))
-    with exact_math():
+    with deterministic():
         upload, kept = desk.train(broadcast, node.device, drawer.recall(node.device, order.round))
     if kept:
         drawer.keep(node.device, order.round, kept)
@@ -81,7 +81,7 @@ def survey(content: RecordDict, node: Node) -> RecordDict:
     if order.question is None:
         raise FeddumapError("the message has no question")
     desk = Executor(order.config, holdings_of(node, order), compose(order.config))
-    with exact_math():
+    with deterministic():
         answer = desk.answer(order.question, broadcast, node.device)
     return replies.pack_answer(answer, order.round)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from logging import INFO
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.supercore import log
 
 from feddumap.config import Config, DataConfig
 from feddumap.data import partition
@@ -22,6 +21,7 @@ from feddumap.errors import FeddumapError
 from feddumap.flower.requests import Order
 from feddumap.training.samples import Samples
 
+LOGGER = logging.getLogger("flwr")  # Flower's own
 GIFT = "gift.safetensors"
 
 
@@ -116,12 +116,12 @@ class OwnHoldings:
 
 @lru_cache(maxsize=4)
 def _own(path: Path, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    return device_files.read(path, classes, lambda note: log(INFO, note))
+    return device_files.read(path, classes, LOGGER.info)
 
 
 @lru_cache(maxsize=4)
 def _split(data: DataConfig, seed: int) -> SplitHoldings:
     """The simulation's own split, made here again."""
-    dataset = catalog.get(data.name, say=lambda note: log(INFO, note))
+    dataset = catalog.get(data.name, say=LOGGER.info)
     made = partition.split(dataset.train_labels, len(dataset.classes), data, seed)
     return SplitHoldings(dataset, made, seed)

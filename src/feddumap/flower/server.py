@@ -16,7 +16,7 @@ from feddumap.config import Config, load
 from feddumap.device.holdings import SplitHoldings
 from feddumap.errors import FeddumapError
 from feddumap.flower.cohort import FlowerCohort
-from feddumap.methods.recipes import compose
+from feddumap.methods import compose
 from feddumap.progress import follow, print_summary
 from feddumap.run import Run
 from feddumap.system import console
@@ -36,13 +36,13 @@ def server_app() -> ServerApp:
 
 def _main(grid: Grid, context: Context) -> None:
     try:
-        carry_out(grid, context.run_config)
+        run_app(grid, context.run_config)
     except FeddumapError as error:
         console.say(f"feddumap: {error}")
         raise
 
 
-def carry_out(grid: Grid, settings: Mapping[str, object]) -> None:
+def run_app(grid: Grid, settings: Mapping[str, object]) -> None:
     """Start the run or go on with it, to its end."""
     config, out = read_settings(settings)
     run = api.begin(config, out, console.say)

@@ -1,7 +1,8 @@
 """A federation on this machine: a SuperLink and SuperNodes with TLS and node authentication, and a run.
 
-The server is the SuperLink, a device is a SuperNode. The apps of all of them are run by one more process,
-`apps`. All that Flower remembers is in a folder of the project's.
+The server is the SuperLink, a device is a SuperNode. Their apps run in processes of their own: forks of one
+process, `apps`, or where Flower lacks what that needs, processes of its `flower-superexec`. All files that
+Flower writes are in the project's folder.
 """
 
 from __future__ import annotations
@@ -10,35 +11,36 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import tomli_w
-from flwr.supercore.control import ControlHttpClient
 
 from feddumap.errors import FeddumapError
-from feddumap.flower.local import control
 from feddumap.flower.local import project as projects
 from feddumap.flower.local.certificates import private
-from feddumap.flower.local.processes import Processes
-from feddumap.flower.local.programs import DIRECT, HOST, environment, free_ports, program
+from feddumap.flower.local.control import CommandControl, Control, Outcome, direct_control
+from feddumap.flower.local.programs import DIRECT, HOST, environment, free_ports, last_words, program
 from feddumap.flower.local.project import CONNECTION, Project
 from feddumap.system.atomic_files import write_text
+from feddumap.system.children import Supervisor
 
 SERVER = ("superlink", "apps")
-SEPARATOR = "--"  # between the arguments of several, for `feddumap.flower.local.prefork`
+SEPARATOR = "--"  # between the arguments of several SuperExecs, for `feddumap.flower.local.prefork`
 START = 90.0  # seconds for the SuperLink to listen
 
 
 class Federation:
     """The processes of a federation, by name: superlink, node-0, node-1 and so on, apps, and run."""
 
-    def __init__(self, project: Project, processes: Processes, lasting: bool = False) -> None:
-        """With `lasting` the SuperLink has a database, and finds its nodes and runs again when it is started
-        again; requests take it longer then."""
+    def __init__(self, project: Project, processes: Supervisor, lasting: bool = False) -> None:
+        """With `lasting` the SuperLink has a database, and knows its nodes and runs when it is restarted;
+        requests take longer then."""
         self.project = project
         self._lasting = lasting
         self._ports: dict[int, int] = {}
+        self.missing: str | None = None
+        """The part of Flower that is missing for direct control and forked apps."""
         self.processes = processes
         self.port = free_ports(1)[0]
         self.address = f"{HOST}:{self.port}"
@@ -58,13 +60,16 @@ class Federation:
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt"]
         command += ["--ssl-keyfile", keys / "server.key", "--isolation", "process"]
         self.start("superlink", [*command, "--superexec-auth-secret-file", keys / "superexec.secret"])
+        from feddumap.flower import internals  # takes seconds to import, which the SuperLink needs anyway
+
+        self.missing = internals.MISSING
         self._wait_for_superlink()
 
     def register(self, nodes: Sequence[int]) -> None:
         """Tell the SuperLink the public keys of nodes."""
-        with self._control() as client:
+        with self._control() as control:
             for node in nodes:
-                control.register(client, self.project.keys / f"node-{node}.pub")
+                control.register(self.project.keys / f"node-{node}.pub")
 
     def start_nodes(self, nodes: Sequence[int]) -> None:
         """Start the SuperNodes of devices."""
@@ -75,52 +80,74 @@ class Federation:
             command += ["--root-certificates", keys / "ca.crt"]
             command += ["--auth-supernode-private-key", keys / f"node-{node}"]
             chosen = self.home / f"node-{node}.toml"
-            state = str(self.project.home / "state")  # a run that goes on needs what its devices kept
+            state = str(self.project.home / "state")  # kept, as a resumed run needs its devices' state
             write_text(chosen, tomli_w.dumps({"partition-id": node, "state": state}))
             self.start(f"node-{node}", [*command, "--node-config", chosen])
             self._ports[node] = port
 
     def start_apps(self, nodes: Sequence[int]) -> None:
-        """Start the process that has apps run: the server's, and those of devices, which end with their
-        SuperNodes."""
+        """Start what runs the apps of the server and of devices; a device's exits with its SuperNode."""
         keys, secret = self.project.keys, "--superexec-auth-secret-file"
-        command: list[object] = ["python", "-m", "feddumap.flower.local.prefork"]
-        command += ["--runtime-api-address", self.address, secret, keys / "superexec.secret"]
-        command += ["--root-certificates", keys / "ca.crt"]
+        server: list[object] = ["--runtime-api-address", self.address, secret, keys / "superexec.secret"]
+        arguments = {"apps": [*server, "--root-certificates", keys / "ca.crt"]}
         for node in nodes:
-            command += [SEPARATOR, "--runtime-api-address", f"{HOST}:{self._ports[node]}", "--insecure"]
-            command += [secret, self.home / "node.secret"]
-            command += ["--parent-pid", self.processes.pids[f"node-{node}"]]
-        self.start("apps", command)
+            device: list[object] = ["--runtime-api-address", f"{HOST}:{self._ports[node]}", "--insecure"]
+            device += [secret, self.home / "node.secret"]
+            device += ["--parent-pid", self.processes.pids[f"node-{node}"]]
+            arguments[f"node-{node}-apps"] = device
+        if self.missing is None:
+            joined = [part for each in arguments.values() for part in (SEPARATOR, *each)][1:]
+            self.start("apps", ["python", "-m", "feddumap.flower.local.prefork", *joined])
+        else:
+            for name, each in arguments.items():
+                self.start(name, ["flower-superexec", *each])
 
     def start_run(self, name: str = "run", **settings: str) -> None:
-        """Start the run, with other settings than the project's if there are any. The process of that name
-        ends when it does, and its log is the server app's."""
+        """Start the run, with these settings in place of the project's. The process of that name exits when
+        the run ends, and its log is the server app's."""
         chosen = self.home / f"{name}.toml"
         write_text(chosen, tomli_w.dumps(projects.settings(self.project) | settings))
         command = ["flwr", "run", self.project.path, CONNECTION, "--run-config", chosen, "--stream"]
         self.start(name, command, home="flwr")
 
-    def outcome(self) -> control.Outcome:
+    def outcome(self) -> Outcome:
         """How the only run ended."""
-        with self._control() as client:
-            return control.outcome(client)
+        with self._control() as control:
+            return control.outcome()
+
+    def last_words(self, name: str) -> str:
+        """The reason that a process gave for its exit, or the last line of its log."""
+        return last_words(self.processes.log(name))
 
     def died(self, name: str) -> FeddumapError:
-        """The error about a process that should not have ended."""
-        said, log = self.processes.last_words(name), self.processes.log(name)
-        return FeddumapError(f"{name} ended before its time: {said} (more in {log})")
+        """The error about a process that should not have exited."""
+        said, log = self.last_words(name), self.processes.log(name)
+        return FeddumapError(f"{name} exited unexpectedly: {said} (more in {log})")
 
     def start(self, name: str, command: Sequence[object], home: str = "") -> None:
-        """Start one of Flower's programs, with a home of its own or that of another."""
+        """Start one of Flower's programs, with a FLWR_HOME of its own or that of another."""
         self.processes.start(name, program(command), environment(self.home / (home or name)))
 
-    def _control(self) -> AbstractContextManager[ControlHttpClient]:
-        return control.control(self.address, self.project.keys / "ca.crt", DIRECT)
+    @contextmanager
+    def _control(self) -> Iterator[Control]:
+        if self.missing is not None:
+            yield CommandControl(self._flwr, CONNECTION)
+            return
+        with direct_control(self.address, self.project.keys / "ca.crt", DIRECT) as control:
+            yield control
+
+    def _flwr(self, *arguments: object) -> str:
+        """Run the command `flwr` to its end; returns what it printed."""
+        self.start("flwr", ["flwr", *arguments], home="flwr")
+        code, log = self.processes.wait("flwr"), self.processes.log("flwr")
+        if code:
+            command = " ".join(map(str, arguments))
+            raise FeddumapError(f"`flwr {command}` failed: {self.last_words('flwr')} (more in {log})")
+        return log.read_text(encoding="utf-8", errors="replace")
 
     def _wait_for_superlink(self) -> None:
         until = time.monotonic() + START
-        while "superlink" not in self.processes.ended(0.1):
+        while "superlink" not in self.processes.exited(0.1):
             try:
                 socket.create_connection((HOST, self.port), timeout=1).close()
                 return

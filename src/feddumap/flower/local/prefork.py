@@ -1,9 +1,9 @@
-"""`python -m feddumap.flower.local.prefork`: a flower-superexec whose apps start at once.
+"""`python -m feddumap.flower.local.prefork`: a flower-superexec whose apps start without delay.
 
-Flower starts a process for the server's app and for every message to a device, and importing torch in it
-takes longer than most rounds need. Here they are forks of one that has imported everything, never computes
-and has one thread, so that each is a clean start. The arguments are those of `flower-superexec`; of several,
-with `--` between them, the imports are done once for all.
+Flower starts a process for the server's app and for every message to a device, and importing torch takes
+longer than most rounds. Here apps are forks of one process that has imported everything, computes nothing and
+has one thread, so each fork is a clean start. The arguments are those of `flower-superexec`; with several
+sets of them, `--` between, the imports are done once for all.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy is imported: a fork would be without its threads
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy is imported: a fork would lack its threads
 
-from flwr.supercore.constant import (
+from feddumap.flower.internals import (
     TASK_TYPE_TO_APPIO_API_ADDRESS_ARG,
     TASK_TYPE_TO_COMMAND,
+    ExecutionSpec,
+    LaunchResult,
+    SubprocessExecutor,
     TaskType,
+    flower_superexec,
+    flwr_clientapp,
+    flwr_serverapp,
+    run_superexec,
 )
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-
-if TYPE_CHECKING:
-    from flwr.supercore.superexec.executor import ExecutionSpec
 
 SEPARATOR = "--"
 FORKED = (TaskType.CLIENT_APP, TaskType.SERVER_APP)
@@ -49,10 +50,7 @@ def main() -> None:
 
 
 def load() -> dict[str, Callable[[], None]]:
-    """Flower's programs that run apps, with all that the apps will import."""
-    from flwr.superlink.cli import flwr_serverapp
-    from flwr.supernode.cli import flwr_clientapp
-
+    """Flower's programs that run apps, after importing what the apps will import."""
     import feddumap.flower.client
     import feddumap.flower.server  # noqa: F401 (imported here, once, for all forks)
 
@@ -60,11 +58,9 @@ def load() -> dict[str, Callable[[], None]]:
 
 
 def serve(programs: Mapping[str, Callable[[], None]]) -> None:
-    """Be a flower-superexec."""
+    """Run flower-superexec with an executor that forks."""
     executor = ForkExecutor(start_fork_server(programs))
     setattr(run_superexec, "get_executor", lambda *_, **__: executor)  # noqa: B010 (it is not exported)
-    from flwr.supercore.cli.flower_superexec import flower_superexec
-
     flower_superexec()
 
 
@@ -79,7 +75,7 @@ def _groups(arguments: list[str]) -> list[list[str]]:
 
 
 class ForkExecutor(SubprocessExecutor):
-    """Hands the command lines of apps to the fork server."""
+    """Sends the command lines of apps to the fork server."""
 
     def __init__(self, fork_server: int) -> None:
         self._fork_server = fork_server
@@ -95,38 +91,38 @@ class ForkExecutor(SubprocessExecutor):
             arguments += ["--root-certificates", spec.root_certificates_path]
         if spec.parent_pid is not None:
             arguments += ["--parent-pid", str(spec.parent_pid)]
-        order = json.dumps([spec.task_type, *arguments]).encode() + b"\n"
-        os.write(self._fork_server, order)  # without a fork server, the end of this too
+        request = json.dumps([spec.task_type, *arguments]).encode() + b"\n"
+        os.write(self._fork_server, request)  # a broken pipe ends this process as well
         return LaunchResult.accepted()
 
 
 def start_fork_server(programs: Mapping[str, Callable[[], None]]) -> int:
-    """Fork the process that apps come from; returns the end of a pipe that takes their kinds and arguments, a
-    JSON line each. It ends when that is closed."""
-    orders, end = os.pipe()
+    """Fork the process that forks apps; returns a pipe that takes their types and arguments, one JSON line
+    each. The process exits when the pipe is closed."""
+    requests, end = os.pipe()
     if not os.fork():
         os.close(end)
-        _nurse(orders, programs)
-    os.close(orders)
+        _fork_apps(requests, programs)
+    os.close(requests)
     return end
 
 
-def _nurse(orders: int, programs: Mapping[str, Callable[[], None]]) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that it works for
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children
+def _fork_apps(requests: int, programs: Mapping[str, Callable[[], None]]) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it exits with its parent
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its children need no wait
     buffer = b""
-    while received := os.read(orders, 1 << 16):
+    while received := os.read(requests, 1 << 16):
         *lines, buffer = (buffer + received).split(b"\n")
         for line in lines:
             if not os.fork():
-                os.close(orders)
-                kind, *arguments = json.loads(line)
-                _become(TASK_TYPE_TO_COMMAND[kind], programs[kind], arguments)
+                os.close(requests)
+                task_type, *arguments = json.loads(line)
+                _run_program(TASK_TYPE_TO_COMMAND[task_type], programs[task_type], arguments)
     os._exit(0)
 
 
-def _become(name: str, program: Callable[[], None], arguments: list[str]) -> NoReturn:
-    """Be the program, in this fork."""
+def _run_program(name: str, program: Callable[[], None], arguments: list[str]) -> NoReturn:
+    """Run a program in this fork, and exit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.argv = [name, *arguments]

@@ -1,8 +1,9 @@
-"""Flower's programs on this machine: where they are, and what they find in their environment."""
+"""Flower's programs on this machine: where they are, their environment, and why they exited."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -15,10 +16,12 @@ from feddumap.errors import FeddumapError
 HOST = "127.0.0.1"
 DIRECT = {"NO_PROXY": f"{HOST},localhost", "no_proxy": f"{HOST},localhost"}
 INSTALL = "pip install 'feddumap[flower]'"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+EXIT_REASON = re.compile(r"Exit Code: \d+\n(.+?)\n\s*For more information", re.DOTALL)
 
 
 def require_flower() -> None:
-    """Refuse to go on without Flower."""
+    """Raise an error if Flower is not installed."""
     if find_spec("flwr") is None:
         raise FeddumapError(f"Flower is not installed: {INSTALL}")
 
@@ -35,8 +38,8 @@ def program(command: Sequence[object]) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of a Flower process on this machine, with what it remembers in `home`: it reports to
-    nobody, installs nothing, and goes to its neighbours directly."""
+    """The environment of a Flower process on this machine, with its files in `home`: no telemetry, no
+    installation of dependencies, no proxy between processes."""
     return {
         **os.environ,
         "FLWR_HOME": str(home),
@@ -52,12 +55,20 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens at."""
+    """Ports of this machine that are not in use."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
     return ports
+
+
+def last_words(log: Path) -> str:
+    """Why a program exited, for a sentence: the reason that Flower printed, or the last line of the log."""
+    text = COLOUR.sub("", log.read_text(encoding="utf-8", errors="replace"))
+    reasons = EXIT_REASON.findall(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(reasons[-1].split()) if reasons else lines[-1] if lines else "it printed nothing"
 
 
 def _search_path() -> str:
