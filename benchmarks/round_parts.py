@@ -56,12 +56,8 @@ def main() -> None:
         )
         config = api.complete(config, data)
         split = partition.split(data.train_labels, 10, config.data, config.run.seed)
-        train, feddu.train_copy = (
-            feddu.train_copy,
-            timed(feddu.train_copy, spent["server"]),
-        )
+        feddu.train_copy = timed(feddu.train_copy, spent["server"])
         run = api.Run(config, data, split)
-        feddu.train_copy = train
         watch(run, spent)
         for _ in run:
             pass

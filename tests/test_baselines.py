@@ -27,7 +27,7 @@ from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs, parameter_names
 from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import feature_ranks
-from feddumap.system.determinism import exact_math
+from feddumap.system.determinism import deterministic
 from feddumap.training.loop import fit
 from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import adam as adam_rule
@@ -49,7 +49,7 @@ def test_fedprox_pulls_to_the_model_received(kernels: Kernels) -> None:
     shape = architecture("lenet", 10)
     weights, mu, lr = initialise(shape, 3), 0.5, 0.05
     trained, plain, again = (make(shape, weights, kernels) for _ in range(3))
-    with exact_math():
+    with deterministic():
         for model, rule in ((trained, proximal(mu)), (plain, proximal(0.0))):
             fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), rule, lr)
         fit(again, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), lr)
@@ -330,12 +330,12 @@ def test_adam_equals_torchs_with_clipped_gradients() -> None:
 
 
 def test_feddf_teaches_the_mean_what_the_models_say(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One round in float64: uniform mean, mean of logits, KL, Adam with cosine, best on the exam."""
+    """One round in float64: uniform mean, mean of logits, KL, Adam with cosine, best on validation."""
     monkeypatch.setattr(feddf, "CHECK_EVERY", 2)
     monkeypatch.setattr(feddf, "BATCH", 16)
     monkeypatch.setattr(feddf, "LEARNING_RATE", 0.01)
     run = api.start(small(method={"name": "feddf"}, train={"rounds": 1}))
-    run._algorithm = replace(run._algorithm, aggregate=feddf.distilled(max_steps=12, patience=6))
+    run._algorithm = replace(run._algorithm, aggregate=feddf.ensemble_distillation(max_steps=12, patience=6))
     shape, start, chosen = run.state.architecture, run.state.weights, select(run.config, 0)
     models = [sgd_oracle(run, start, device, 0) for device in chosen]
     mean = {name: sum(model[name] for model in models) / len(models) for name in start}
@@ -406,7 +406,7 @@ def test_hrank_removes_the_same_share_everywhere(home: object, rate: float) -> N
     full = run.state.architecture
     data = run.dataset
     own = Samples.take(data.train_images, data.train_labels, run.split.server)
-    with exact_math():
+    with deterministic():
         model = make(full, run.state.weights, run.config.train.kernels)
         ranks = feature_ranks(model, prunable(full).layers, own, lambda *_: None)
     next(rounds)

@@ -22,11 +22,10 @@ from feddumap.core.messages import Tensors
 from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
-from feddumap.methods import teaching
-from feddumap.methods.fedkt import count
-from feddumap.methods.teaching import School, passes, plurality
+from feddumap.methods import fedkt
+from feddumap.methods.fedkt import Training, add_votes, passes, plurality
 from feddumap.models import architecture, initialise, network
-from feddumap.system.determinism import exact_math
+from feddumap.system.determinism import deterministic
 from feddumap.training.loop import fit
 from feddumap.training.model import Kernels, Model
 from feddumap.training.optimizers import adam
@@ -71,7 +70,7 @@ def test_a_plurality_and_the_lowest_class_of_equals(given_: list[list[int]]) -> 
 def test_a_party_counts_only_where_its_students_agree(parties: list[list[list[int]]]) -> None:
     votes = np.zeros((6, 4), dtype=np.int64)
     for students in parties:
-        count(votes, [np.array(ballot) for ballot in students])
+        add_votes(votes, [np.array(ballot) for ballot in students])
     for image in range(6):
         said = [{ballot[image] for ballot in students} for students in parties]
         agreed = [opinion.pop() for opinion in said if len(opinion) == 1]
@@ -80,7 +79,7 @@ def test_a_party_counts_only_where_its_students_agree(parties: list[list[list[in
 
 @dataclass
 class Lesson:
-    """A call of School.train: what it began from, learnt and became."""
+    """A call of Training.train: what it began from, learnt and became."""
 
     data: Samples
     first: str
@@ -93,20 +92,20 @@ def listening() -> Iterator[list[Lesson]]:
     """All lessons that are given in this process, in order."""
     heard: list[Lesson] = []
     firsts: list[str] = []
-    plain_train, plain_fit = School.train, fit
+    plain_train, plain_fit = Training.train, fit
 
     def first(model: Model, *rest: Any) -> int:
         firsts.append(digest(model.weights()))
         return plain_fit(model, *rest)
 
-    def train(self: School, start: Any, data: Samples, *rest: Any) -> tuple[Model, int]:
+    def train(self: Training, start: Any, data: Samples, *rest: Any) -> tuple[Model, int]:
         model, steps = plain_train(self, start, data, *rest)
         heard.append(Lesson(data, firsts[-1], model.weights(), steps))
         return model, steps
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teaching, "fit", first)
-        patch.setattr(School, "train", train)
+        patch.setattr(fedkt, "fit", first)
+        patch.setattr(Training, "train", train)
         yield heard
 
 
@@ -207,9 +206,11 @@ def test_bytes_and_clock_of_the_one_round(home: object) -> None:
 
 def test_passes_by_hand() -> None:
     """One partition and subset: 3 · (5 + 7) learnt, and 7 answers of a third of a step, rounded up."""
-    got = passes(1, 1, School(3), np.array([5, 8]), 7, small())
+    got = passes(1, 1, Training(3), np.array([5, 8]), 7, small())
     assert got.tolist() == [36 + 3, 45 + 3]
-    assert passes(2, 5, School(), np.array([5]), 6, small(train={"epochs": 4})).tolist() == [2 * 4 * 11 + 20]
+    assert passes(2, 5, Training(), np.array([5]), 6, small(train={"epochs": 4})).tolist() == [
+        2 * 4 * 11 + 20
+    ]
 
 
 def test_the_servers_labels_teach_nothing(home: object) -> None:
@@ -280,12 +281,12 @@ def test_adam_with_decay_equals_torchs() -> None:
 @both_kernels
 def test_a_lesson_is_adams(monkeypatch: pytest.MonkeyPatch, kernels: Kernels) -> None:
     """Fresh weights and batches of 64 in its own order; with a decay that float32 can show."""
-    assert (teaching.LEARNING_RATE, teaching.WEIGHT_DECAY, teaching.BATCH) == (1e-3, 1e-5, 64)
-    monkeypatch.setattr(teaching, "WEIGHT_DECAY", 0.1)
+    assert (fedkt.LEARNING_RATE, fedkt.WEIGHT_DECAY, fedkt.BATCH) == (1e-3, 1e-5, 64)
+    monkeypatch.setattr(fedkt, "WEIGHT_DECAY", 0.1)
     shape, data = architecture("lenet", 10), samples(150)
     start, settings = (shape, initialise(shape, 3)), config().replace(train={"kernels": kernels})
-    with exact_math():
-        model, steps = School(2).train(start, data, 0.5, settings, stream(1, "a"))
+    with deterministic():
+        model, steps = Training(2).train(start, data, 0.5, settings, stream(1, "a"))
     rng = stream(1, "a")
     oracle = network(shape, initialise(shape, int(rng.integers(2**31)))).double()
     optimiser = torch.optim.Adam(oracle.parameters(), lr=1e-3, weight_decay=0.1)

@@ -29,11 +29,11 @@ from feddumap.device.state import FileStore, InMemoryStore, StateStore
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.rounds import broadcast_of
 from feddumap.errors import FeddumapError
-from feddumap.methods.recipes import compose
+from feddumap.methods import compose
 from feddumap.models import network
 from feddumap.runs.directory import read_checkpoint
 from feddumap.system import atomic_files
-from feddumap.system.determinism import exact_math
+from feddumap.system.determinism import deterministic
 from tests.conftest import small
 from tests.test_baselines import averaged, taken, walk
 
@@ -76,7 +76,7 @@ def test_a_device_of_scaffold_equals_option_two(home: object) -> None:
     c, own = ({n: torch.randn(t.shape, generator=generator) / 50 for n, t in x.items()} for _ in range(2))
     shelf = InMemoryStore()
     shelf.keep(3, -1, {f"c/{name}": tensor for name, tensor in own.items()})
-    with exact_math():
+    with deterministic():
         (upload,) = cohort_of(run, shelf).train(message_of(run, c), [3])
     kept = shelf.recall(3, 1)
     data, rng = taken(run, run.split.device(3)), stream(777, "batches", 0, 3)

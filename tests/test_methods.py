@@ -28,10 +28,9 @@ from feddumap.device.surveys import label_counts, output_bias_gradient
 from feddumap.engine.local import LocalCohort
 from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
-from feddumap.methods import recipes, registry
-from feddumap.methods.recipes import compose
+from feddumap.methods import compose, feddf, registry
 from feddumap.models import network
-from feddumap.system.determinism import exact_math
+from feddumap.system.determinism import deterministic
 from feddumap.training.samples import Samples, to_input
 from tests.conftest import small
 
@@ -52,7 +51,7 @@ QUICK: dict[str, Any] = {
 def short_lessons() -> Iterator[None]:
     """FedDF's small budget, smaller still: of its steps only their number differs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(recipes.BUDGETS, "small", (100, 100))
+        patch.setitem(feddf.BUDGETS, "small", (100, 100))
         yield
 
 
@@ -135,7 +134,7 @@ def test_one_device_is_its_own_mean(home: object, name: str) -> None:
         return
     message = replace(broadcast_of(run.state, run.config), extra=algorithm.send(run.state))
     desk = Executor(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
-    with exact_math():
+    with deterministic():
         upload, _ = desk.train(message, 3, {})
     merged = algorithm.aggregate([upload], None)  # type: ignore[arg-type]
     assert digest(upload.weights) != digest(message.weights)
@@ -256,7 +255,7 @@ def test_every_method_and_key_is_described(name: str) -> None:
 def test_a_server_without_data(home: object, name: str, tmp_path: Path) -> None:
     """A method that needs images on the server says so at once; the others do without."""
     config = config_of(name, data={"server_fraction": 0.0}, train={"rounds": 2})
-    if not recipes.compose(config).server_data:
+    if not compose(config).server_data:
         assert all_finite(api.train(config).state.weights)
         return
     with pytest.raises(FeddumapError, match=f"'{name}' needs images on the server.*server_fraction = 0"):
@@ -265,7 +264,7 @@ def test_a_server_without_data(home: object, name: str, tmp_path: Path) -> None:
 
 
 def test_which_methods_need_server_data() -> None:
-    without = {name for name in NAMES if not recipes.compose(config_of(name)).server_data}
+    without = {name for name in NAMES if not compose(config_of(name)).server_data}
     assert without & {"fedavg", "fedap", "feddu", "feddu-s", "feddum", "fedduap", "feddumap"} == {
         "fedavg", "fedap",
     }  # fmt: skip

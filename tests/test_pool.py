@@ -28,8 +28,8 @@ from feddumap.engine.pool import Pool
 from feddumap.engine.rounds import broadcast_of
 from feddumap.engine.shared_memory import Region
 from feddumap.errors import FeddumapError
-from feddumap.methods.recipes import compose
-from feddumap.system.determinism import exact_math
+from feddumap.methods import compose
+from feddumap.system.determinism import deterministic
 from tests.conftest import small
 
 
@@ -58,7 +58,7 @@ def test_pool_and_process_agree_bit_for_bit(run: api.Run, pool: Pool) -> None:
     message = broadcast_of(run.state, run.config)
     devices = [7, 3, 11, 0, 19]
     question = Question("census", {"labels": "counts"})
-    with exact_math():
+    with deterministic():
         ours = local(run)
         expected = list(ours.train(message, devices))
         uploads = list(pool.train(message, devices))
@@ -99,7 +99,7 @@ def successor(pool: Pool, victim: int) -> int:
 
 def test_a_killed_worker_is_replaced_and_its_device_retrained(run: api.Run, pool: Pool) -> None:
     message = broadcast_of(run.state, run.config)
-    with exact_math():
+    with deterministic():
         expected = [digest(upload.weights) for upload in local(run).train(message, range(12))]
     victims = [pool.pids[1]]
     got = []

@@ -27,13 +27,12 @@ from feddumap.device.state import InMemoryStore
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.rounds import broadcast_of
 from feddumap.errors import FeddumapError
-from feddumap.methods import prunefl
+from feddumap.methods import compose, prunefl
 from feddumap.methods.prunefl import Search, adjustment, round_costs, unpacked
-from feddumap.methods.recipes import compose
 from feddumap.models import architecture, initialise, network
-from feddumap.pruning.adjustment import Costs, adjust, costs_of, share_at, swap
-from feddumap.pruning.masks import within
-from feddumap.system.determinism import exact_math
+from feddumap.pruning.adjustment import Costs, adjust, adjustable_share, change_mask, weight_costs
+from feddumap.pruning.masks import mask_tensors
+from feddumap.system.determinism import deterministic
 from feddumap.training.evaluation import Score
 from feddumap.training.model import Kernels, make
 from feddumap.training.samples import batches
@@ -118,8 +117,8 @@ def test_an_adjustment_by_hand() -> None:
 
 
 def test_the_share_halves_in_ten_thousand_rounds() -> None:
-    assert [share_at(t) for t in (0, 10_000, 20_000)] == pytest.approx([0.3, 0.15, 0.075])
-    assert share_at(5_000) == pytest.approx(0.3 / 2**0.5)
+    assert [adjustable_share(t) for t in (0, 10_000, 20_000)] == pytest.approx([0.3, 0.15, 0.075])
+    assert adjustable_share(5_000) == pytest.approx(0.3 / 2**0.5)
 
 
 def test_costs_add_up_to_the_clock() -> None:
@@ -127,7 +126,7 @@ def test_costs_add_up_to_the_clock() -> None:
     layer's multiply-adds, and its bytes' time."""
     shape, clock = architecture("lenet", 10), PaperClock(1.3)
     n = np.array([300, 200, 100])
-    costs = costs_of(shape, clock, [4, 1, 2], n)
+    costs = weight_costs(shape, clock, [4, 1, 2], n)
     assert set(costs.weight) == set(SIZES)  # no bias
     send = 3 * 4 / 2**20 * (1 / 6.25 + 1 / 12.5)
     # conv2's 2400 weights are used at 10 × 10 places, each of fc1's 48000 once
@@ -145,10 +144,10 @@ def test_weights_come_back_with_the_values_they_left_with() -> None:
 
     weights = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0]), "b": torch.ones(1)}
     dense = {"w": torch.full((4,), 9.0)}
-    first, dense = swap(weights, mask("1111"), dense, mask("1010"))
+    first, dense = change_mask(weights, mask("1111"), dense, mask("1010"))
     assert (first["w"].tolist(), dense["w"].tolist()) == ([1, 0, 3, 0], [1, 2, 3, 4])
     trained = {**first, "w": torch.tensor([10.0, 0.0, 30.0, 0.0])}
-    second, dense = swap(trained, mask("1010"), dense, mask("0110"))
+    second, dense = change_mask(trained, mask("1010"), dense, mask("0110"))
     assert (second["w"].tolist(), dense["w"].tolist()) == ([0, 2, 30, 0], [10, 2, 30, 4])
     assert second["b"] is weights["b"]
 
@@ -171,7 +170,7 @@ def test_a_device_reports_the_squares_of_its_rounds(home: object) -> None:
     run = api.start(config(adjust_every=3))
     generator = torch.Generator().manual_seed(1)
     mask = {name: torch.rand(run.state.weights[name].shape, generator=generator) < 0.5 for name in SIZES}
-    state = replace(run.state, weights=within(run.state.weights, mask), mask=mask)
+    state = replace(run.state, weights=mask_tensors(run.state.weights, mask), mask=mask)
     left = FULL - sum(int((~kept).sum()) for kept in mask.values())
     desk, shelf = (
         Executor(run.config, SplitHoldings(run.dataset, run.split, 777), compose(run.config)),
@@ -181,7 +180,7 @@ def test_a_device_reports_the_squares_of_its_rounds(home: object) -> None:
     sums = [squared(run, state.weights, 2, number, mask) for number in range(4)]
     for number, since in enumerate((0, 0, 0, 3)):
         message = broadcast_of(replace(state, round=number), run.config)
-        with exact_math():
+        with deterministic():
             (upload,) = cohort.train(message, [2])
         memory, reports = shelf.recall(2, number + 1), number == 2
         assert upload.nbytes(mask) == 4 * left + reports * 4 * FULL == run._algorithm.reply(message)
@@ -335,7 +334,7 @@ def test_what_the_search_trains(monkeypatch: pytest.MonkeyPatch, kernels: Kernel
         monkeypatch.setattr(prunefl, name, fake)
     search, rng = lenet_search(kernels), stream(1, "b")
     model = network(architecture("lenet", 10), search.model.weights()).double()
-    with exact_math():
+    with deterministic():
         mask, dense = search.run(20, stream(1, "b"))
     named = dict(model.named_parameters())
     left = torch.zeros(())

@@ -23,9 +23,9 @@ from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.engine.rounds import UploadFilter, broadcast_of, take_census
 from feddumap.errors import FeddumapError
-from feddumap.methods.recipes import compose
+from feddumap.methods import compose
 from feddumap.models import network
-from feddumap.system.determinism import exact_math
+from feddumap.system.determinism import deterministic
 from feddumap.training.samples import Samples, batches
 from tests.conftest import small
 
@@ -222,7 +222,7 @@ def test_census_tells_labels_only_when_asked(digits: Dataset) -> None:
     )
     message = broadcast_of(run.state, run.config)
     assert desk.answer(Question("census"), message, 2).values == {"samples": len(run.split.device(2))}
-    with exact_math():
+    with deterministic():
         engine = run._engine()
         census = take_census(engine, run.state, run.config, "counts")
     np.testing.assert_array_equal(census.samples, run.split.sizes)

@@ -1,7 +1,7 @@
 """The configuration: sections, keys, defaults (the paper's values) and the errors about them.
 
 The field descriptions are the command line's help. A method's own keys are the parameters of its recipe
-(`feddumap.methods.recipes`), so this file does not know them.
+(`feddumap.methods`), so this file does not know them.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class RunConfig(Section):
     )
 
 
-CARRIED_OUT = ("workers", "tensorboard", "engine", "timeout", "least_share")
+RUNTIME_KEYS = ("workers", "tensorboard", "engine", "timeout", "least_share")
 """The keys of [run] that say how a run is carried out, not which run it is: resuming may change them."""
 
 

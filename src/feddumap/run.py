@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from feddumap import config as configuration
-from feddumap.config import CARRIED_OUT, Config
+from feddumap.config import RUNTIME_KEYS, Config
 from feddumap.core import clock
 from feddumap.core.algorithm import Cohort, Context, Progress
 from feddumap.core.messages import Architecture, ServerState, Tensors
@@ -26,17 +26,17 @@ from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore, StateStore
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.pool import Pool
-from feddumap.engine.registry import ENGINES, engine_named
-from feddumap.engine.rounds import RoundRecord, first_state, in_use, rounds, take_census
+from feddumap.engine.registry import ENGINES, get_engine
+from feddumap.engine.rounds import RoundRecord, initial_state, active_parameters, rounds, take_census
 from feddumap.errors import FeddumapError
-from feddumap.methods import recipes, registry
+from feddumap.methods import compose, registry
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs
 from feddumap.models.weights import read_weights
 from feddumap.runs import tensorboard as events
-from feddumap.runs.directory import RunDirectory, holds, trained_as_one
+from feddumap.runs.directory import RunDirectory, contains_run, legacy_stack_size
 from feddumap.runs.summary import accuracies, is_complete, reached
-from feddumap.system.determinism import cores, exact_math
+from feddumap.system.determinism import cores, deterministic
 from feddumap.training.evaluation import Score
 from feddumap.training.model import choose_kernels
 from feddumap.training.samples import Samples
@@ -69,11 +69,11 @@ class Run:
         self.split = split
         self.directory = directory
         self.records: list[dict[str, Any]] = []
-        self._algorithm = recipes.compose(config)
+        self._algorithm = compose(config)
         family, classes = config.model.name, len(dataset.classes)
         self._clock = clock.build(config.clock, family, config.data.devices, config.run.seed)
         start = first_weights(architecture(family, classes), config, directory)
-        self.state = first_state(architecture(family, classes), self._algorithm, start)
+        self.state = initial_state(architecture(family, classes), self._algorithm, start)
         self._shelf = InMemoryStore()
         self._events: events.Events | None = None
         self._wall = 0.0
@@ -109,14 +109,14 @@ class Run:
             self._finish()
             return
         started = time.perf_counter() - self._wall
-        with exact_math():
+        with deterministic():
             engine = self._engine()
         try:
-            with exact_math():
+            with deterministic():
                 context = self._context(engine, progress)
             steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
             while True:
-                with exact_math():  # not around the yield: the caller's own settings hold between two rounds
+                with deterministic():  # not around the yield: the caller's own settings hold between two rounds
                     step = next(steps, None)
                 if step is None:
                     break
@@ -153,7 +153,7 @@ class Run:
             "configured_rounds": self.config.train.rounds,
             "accuracy": accuracies(self.records),
             "targets": {str(target): reached(self.records, target) for target in wanted},
-            "parameters": in_use(self.state),
+            "parameters": active_parameters(self.state),
             "macs": macs(self.state.architecture),
             "bytes_down": sum(record["bytes_down"] for record in self.records),
             "bytes_up": sum(record["bytes_up"] for record in self.records),
@@ -175,7 +175,7 @@ class Run:
 
     def _engine(self) -> Engine:
         config = self.config
-        engine = self.engine or engine_named(config.run.engine)
+        engine = self.engine or get_engine(config.run.engine)
         if engine is not None:
             return engine(self)
         memory: StateStore = self.directory.memory if self.directory is not None else self._shelf
@@ -276,9 +276,9 @@ def begin(
 ) -> Run:
     """Start a run or, if `out` holds this one already, go on with it from its last checkpoint."""
     resolved, _ = _resolve(_config(config), lambda _: None)
-    if not holds(Path(out), resolved):
+    if not contains_run(Path(out), resolved):
         return start(resolved, out, say)
-    return resume(out, say=say, carried_out={key: getattr(resolved.run, key) for key in CARRIED_OUT})
+    return resume(out, say=say, carried_out={key: getattr(resolved.run, key) for key in RUNTIME_KEYS})
 
 
 def train(
@@ -314,7 +314,7 @@ def resume(
     opened = RunDirectory.open(Path(directory))
     try:
         config = stored = opened.config()
-        if (together := trained_as_one(opened.path)) > 1:
+        if (together := legacy_stack_size(opened.path)) > 1:
             say(
                 f"this run trained {together} devices as one (train.stack), which no longer exists: from "
                 f"here on "
@@ -358,7 +358,7 @@ def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     if config.run.tensorboard:
         events.require()
     if config.run.engine in ENGINES:
-        engine_named(config.run.engine)
+        get_engine(config.run.engine)
     dataset = catalog.get(config.data.name, say=say)
     return complete(config, dataset, say), dataset
 

@@ -1,6 +1,6 @@
 """A method whose devices send back what they got, named `feddumap.bench.echo:echo`."""
 
-from feddumap.core.algorithm import Algorithm, Plan
+from feddumap.core.algorithm import Algorithm
 from feddumap.core.messages import Upload
 from feddumap.device.task import Task
 from feddumap.training.samples import Samples
@@ -9,8 +9,7 @@ from feddumap.training.samples import Samples
 def echo() -> Algorithm:
     """Devices send back what they got."""
 
-    def local(task: Task, samples: Samples) -> Plan:
-        same = Upload(task.device, task.broadcast.round, len(samples), 0, task.broadcast.weights)
-        return Plan(lambda _: same)
+    def local(task: Task, samples: Samples) -> Upload:
+        return Upload(task.device, task.broadcast.round, len(samples), 0, task.broadcast.weights)
 
     return Algorithm(local=local)

@@ -1,14 +1,14 @@
-"""A federated method is five small slots. See `feddumap.methods.recipes` for every method in these terms.
+"""A federated method is five small slots. `feddumap.methods` has every method in these terms.
 
 The whole life of a method, on a model of one number (`w`) and devices that each pull it to their own value:
 
 >>> import torch
 >>> def pull(task, samples):                        # local: what a device does (here it trains no network)
-...     return Plan(report=lambda steps: Upload(task, 0, 1, steps, {"w": torch.tensor([float(task)])}))
+...     return Upload(device=task, round=0, samples=1, steps=1, weights={"w": torch.tensor([float(task)])})
 >>> def halve(weights, steps, view):                # server: what is done to the mean
 ...     return {"w": weights["w"] / 2}, steps, {"halved": True}
 >>> toy = Algorithm(local=pull, server=ServerStep(init=lambda state: {}, apply=halve))
->>> uploads = [toy.local(device, None).report(0) for device in (2, 4)]
+>>> uploads = [toy.local(device, None) for device in (2, 4)]
 >>> mean = toy.aggregate(uploads, None)
 >>> weights, steps, metrics = toy.server.apply(mean.weights, {}, None)
 >>> weights["w"], metrics
@@ -121,16 +121,17 @@ class Merged:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a device does in a round: its `model` is trained on `batches` by `rule`, and `report` makes an
-    upload of it, given the number of steps. A device that does otherwise does so in `report`."""
+    """How a device trains one model in a round: `model` is trained on `batches` by `rule`, then `report`
+    makes the upload, given the number of steps."""
 
+    model: Model
+    batches: Iterable[Batch]
+    rule: UpdateRule
     report: Callable[[int], Upload]
-    model: Model | None = None
-    batches: Iterable[Batch] = ()
-    rule: UpdateRule | None = None
 
 
-Local = Callable[["Task", "Samples"], Plan]
+Local = Callable[["Task", "Samples"], Plan | Upload]
+"""A plan for training one model, or the upload itself of a device that trains in another way."""
 DeviceData = Callable[["Task"], "Samples"]
 Aggregate = Callable[[Iterable[Upload], RoundView], Merged]
 Send = Callable[[ServerState], Tensors]

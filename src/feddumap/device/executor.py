@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddumap.config import Config
-from feddumap.core.algorithm import Algorithm
+from feddumap.core.algorithm import Algorithm, Plan
 from feddumap.core.messages import Answer, Broadcast, Question, Tensors, Upload
 from feddumap.core.tensors import all_finite
 from feddumap.device.holdings import Holdings
@@ -24,11 +24,10 @@ class Executor:
         """What a device with this memory sends, and what it keeps (nothing anew, if what it sends or keeps
         is not finite)."""
         task = Task(device, broadcast, self._holdings, self._config, memory)
-        plan = self._algorithm.local(task, self._algorithm.device_data(task))
-        steps = 0
-        if plan.model is not None and plan.rule is not None:
-            steps = fit(plan.model, plan.batches, plan.rule, broadcast.lr)
-        upload = plan.report(steps)
+        upload = self._algorithm.local(task, self._algorithm.device_data(task))
+        if isinstance(upload, Plan):
+            plan = upload
+            upload = plan.report(fit(plan.model, plan.batches, plan.rule, broadcast.lr))
         good = not task.kept or (all_finite(task.kept) and all_finite(upload.weights))
         return upload, task.kept if good else {}
 

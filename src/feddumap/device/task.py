@@ -18,7 +18,7 @@ from feddumap.device.holdings import Holdings
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import parameter_names
 from feddumap.training.model import Model, make
-from feddumap.training.optimizers import UpdateRule, Watch, masked, watched
+from feddumap.training.optimizers import UpdateRule, GradientHook, masked, with_gradient_hook
 from feddumap.training.samples import Batch, Samples, batches, label_shift
 
 
@@ -36,7 +36,7 @@ class Task:
     config: Config
     memory: Tensors = field(default_factory=dict)
     kept: Tensors = field(default_factory=dict)
-    watch: Watch | None = None
+    watch: GradientHook | None = None
 
     def model(self) -> Model:
         """The network received, ready to train."""
@@ -53,8 +53,8 @@ class Task:
         """Train E epochs over `samples` at this round's learning rate, inside the mask. Then the model is
         what goes up, unless `report` makes something else of it."""
         inside = masked(rule, self.broadcast.mask)
-        seen = watched(inside, self.watch) if self.watch else inside
-        return Plan(report or partial(self.upload, model, samples), model, self.batches(samples), seen)
+        seen = with_gradient_hook(inside, self.watch) if self.watch else inside
+        return Plan(model, self.batches(samples), seen, report or partial(self.upload, model, samples))
 
     def batches(self, samples: Samples) -> Iterator[Batch]:
         """E epochs over `samples` in this round's order."""

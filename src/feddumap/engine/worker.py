@@ -23,10 +23,10 @@ from feddumap.data.partition import Split
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.engine.local import Evaluator
-from feddumap.engine.shared_memory import Region, copied
+from feddumap.engine.shared_memory import Region, clone_groups
 from feddumap.errors import FeddumapError
-from feddumap.methods.recipes import compose
-from feddumap.system.determinism import exact_math
+from feddumap.methods import compose
+from feddumap.system.determinism import deterministic
 
 
 class Worker:
@@ -48,7 +48,7 @@ class Worker:
         up = self._up[job["region"]]
         match job["verb"]:
             case "train":
-                known = copied(up.read(job["memory"]))
+                known = clone_groups(up.read(job["memory"]))
                 trained = [self._desk.train(broadcast, k, known.get(str(k), {})) for k in job["devices"]]
                 return pack_uploads(trained, up)
             case "survey":
@@ -135,7 +135,7 @@ def main(fds: Sequence[int]) -> None:
     down, fixed, *up = (Region(fd) for fd in fds[2:])
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read_jobs, args=(orders, jobs), daemon=True).start()
-    with exact_math():
+    with deterministic():
         worker: Worker | None = None
         while True:
             job = jobs.get()

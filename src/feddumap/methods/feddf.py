@@ -1,81 +1,107 @@
-"""FedDF: the devices' models teach their mean, on the server's images and without their labels."""
+"""FedDF (Lin et al., 2020): the mean of the devices' models is distilled from their ensemble.
+
+    w_0 = mean of the w_k;  minimise KL(softmax(mean of z_k(x)) ‖ softmax(z(x))) over the server's images x
+
+z_k are the outputs of device k's model, z those of the student. Labels of the server's images are used only
+to score the student on a validation split.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
-from feddumap.core.algorithm import Aggregate, Merged, RoundView
+from feddumap.core.algorithm import Aggregate, Algorithm, Merged, RoundView
 from feddumap.core.messages import Tensors, Upload
 from feddumap.core.rng import stream
 from feddumap.core.tensors import weighted_mean
+from feddumap.methods.fedavg import fedavg
+from feddumap.methods.registry import Settings, recipe
 from feddumap.training.evaluation import chunks, score
 from feddumap.training.loop import fit
 from feddumap.training.model import Model, make
 from feddumap.training.optimizers import adam
-from feddumap.training.samples import Batch, Epoch, Pictures, Samples
+from feddumap.training.samples import Batch, Epoch, ImageSource, Samples
 
 VALIDATION = 0.1
 BATCH = 128
 CHECK_EVERY = 100
 LEARNING_RATE, CLIP = 1e-3, 5.0
 
+BUDGETS = {"full": (10_000, 1000), "small": (500, 200)}
+"""The most distillation steps of a round, and the steps without a better score after which it stops."""
 
-def distilled(max_steps: int, patience: int) -> Aggregate:
-    """Start from the uniform mean of the received models; teach it their mean logits; keep the best.
 
-    Loss: KL(softmax(mean of the teachers' logits) ‖ softmax(student)), temperature 1. Adam with a cosine
-    schedule over `max_steps`. Every 100 steps the student is scored on a tenth of the server's images that
-    is kept from the teaching; it stops after `patience` steps without a better score.
+class Distillation(Settings):
+    budget: Annotated[
+        Literal["full", "small"],
+        Field(
+            description="full: up to 10000 steps a round, stop after 1000 without gain; small: 500 and 200"
+        ),
+    ] = "full"
+
+
+# server side
+
+
+def ensemble_distillation(max_steps: int, patience: int) -> Aggregate:
+    """Start from the uniform mean of the received models, distil their mean logits into it, keep the best.
+
+    Temperature 1; Adam with a cosine schedule over `max_steps`. Every 100 steps the student is scored on a
+    tenth of the server's images that is kept from distillation; it stops after `patience` steps without a
+    better score.
     """
 
     def aggregate(uploads: Iterable[Upload], view: RoundView) -> Merged:
-        lessons, exam = divide(view)
-        total = torch.zeros(len(lessons), view.state.architecture.classes)
+        transfer, validation = split(view)
+        total = torch.zeros(len(transfer), view.state.architecture.classes)
 
-        def heard() -> Iterator[tuple[float, Tensors]]:
-            """Each model passes once: it teaches, and joins the mean."""
+        def models() -> Iterator[tuple[float, Tensors]]:
+            """One pass over the uploads: logits are summed as the models enter the mean."""
             for upload in uploads:
-                total.add_(logits(upload.weights, lessons, view))
+                total.add_(logits(upload.weights, transfer, view))
                 yield 1.0, upload.weights
 
-        mean = weighted_mean(heard())
-        teachers = total / len(view.receipts)
+        mean = weighted_mean(models())
+        targets = total / len(view.receipts)
         kernels = view.context.config.train.kernels
-        course = Course(make(view.state.architecture, mean, kernels), lessons, teachers, exam)
+        student = Student(make(view.state.architecture, mean, kernels), transfer, targets, validation)
         rng = stream(view.context.config.run.seed, "distil", view.state.round)
-        data = course.batches(rng, max_steps, patience)
-        steps = fit(course.student, data, adam(CLIP), lambda step: cosine(step, max_steps), divergence)
-        report = {"distill_steps": steps, "distill_accuracy": course.accuracy}
-        return Merged(course.best, metrics=report)
+        data = student.batches(rng, max_steps, patience)
+        steps = fit(student.model, data, adam(CLIP), lambda step: cosine(step, max_steps), kl_divergence)
+        report = {"distill_steps": steps, "distill_accuracy": student.accuracy}
+        return Merged(student.best, metrics=report)
 
     return aggregate
 
 
-def divide(view: RoundView) -> tuple[Samples, Samples]:
-    """Nine tenths of the server's images to teach on, the rest to examine with: the same in every round."""
+def split(view: RoundView) -> tuple[Samples, Samples]:
+    """Nine tenths of the server's images to distil on, the rest for validation: the same in every round."""
     server = view.context.server
     order = torch.from_numpy(stream(view.context.config.run.seed, "distil-exam").permutation(len(server)))
     cut = max(1, round(VALIDATION * len(server)))
-    exam, lessons = order[:cut], order[cut:]
+    validation, transfer = order[:cut], order[cut:]
     return (
-        Samples(server.images[lessons], server.labels[lessons]),
-        Samples(server.images[exam], server.labels[exam]),
+        Samples(server.images[transfer], server.labels[transfer]),
+        Samples(server.images[validation], server.labels[validation]),
     )
 
 
 def logits(weights: Tensors, samples: Samples, view: RoundView) -> torch.Tensor:
-    """A teacher's outputs, in eval mode."""
+    """A received model's outputs, in eval mode."""
     model = make(view.state.architecture, weights, view.context.config.train.kernels)
     return torch.cat([model.outputs(samples.images[a:b]) for a, b in chunks(len(samples))])
 
 
-def divergence(student: torch.Tensor, teachers: torch.Tensor) -> torch.Tensor:
+def kl_divergence(student: torch.Tensor, teachers: torch.Tensor) -> torch.Tensor:
     """KL(softmax(teachers) ‖ softmax(student)), the mean over the batch."""
     targets = F.softmax(teachers, dim=1)
     return F.kl_div(F.log_softmax(student, dim=1), targets, reduction="batchmean")
@@ -90,30 +116,37 @@ def cosine(step: int, whole: int) -> float:
     return LEARNING_RATE * (1 + math.cos(math.pi * step / whole)) / 2
 
 
-class Course:
-    """The student, its lessons, and the best it has been so far."""
+class Student:
+    """The model that is distilled into, its data, and its best weights on the validation split so far."""
 
-    def __init__(self, student: Model, lessons: Samples, teachers: torch.Tensor, exam: Samples) -> None:
-        self.student = student
-        self._lessons, self._teachers, self._exam = lessons, teachers, exam
-        self.best = student.weights()
-        self.accuracy = score(student, exam).accuracy
+    def __init__(self, model: Model, transfer: Samples, targets: torch.Tensor, validation: Samples) -> None:
+        self.model = model
+        self._transfer, self._targets, self._validation = transfer, targets, validation
+        self.best = model.weights()
+        self.accuracy = score(model, validation).accuracy
 
     def batches(self, rng: np.random.Generator, max_steps: int, patience: int) -> Iterator[Batch]:
-        """Shuffled batches for as long as it is worth it; the exams happen between two of them."""
+        """Shuffled batches until the budget or the patience ends; the student is scored between batches."""
         improved = 0
         for step, batch in enumerate(islice(self._epochs(rng), max_steps), start=1):
             yield batch
             if step % CHECK_EVERY and step < max_steps:
                 continue
-            accuracy = score(self.student, self._exam).accuracy
+            accuracy = score(self.model, self._validation).accuracy
             if accuracy > self.accuracy:
-                self.best, self.accuracy, improved = self.student.weights(), accuracy, step
+                self.best, self.accuracy, improved = self.model.weights(), accuracy, step
             if step - improved >= patience:
                 return
 
     def _epochs(self, rng: np.random.Generator) -> Iterator[Batch]:
-        pictures = Pictures(self._lessons.images)
+        pictures = ImageSource(self._transfer.images)
         while True:
-            order = rng.permutation(len(self._lessons))
-            yield from Epoch(pictures, order, self._teachers[torch.from_numpy(order)], BATCH).batches()
+            order = rng.permutation(len(self._transfer))
+            yield from Epoch(pictures, order, self._targets[torch.from_numpy(order)], BATCH).batches()
+
+
+@recipe("feddf")
+def feddf(settings: Distillation) -> Algorithm:
+    """The devices' models together teach their mean, on the server's images (Lin et al.)."""
+    steps, patience = BUDGETS[settings.budget]
+    return replace(fedavg(), aggregate=ensemble_distillation(steps, patience), server_data=True)

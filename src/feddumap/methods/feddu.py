@@ -1,55 +1,76 @@
-"""FedDU: the server also trains on its own data, and moves the model part of the way."""
+"""FedDU: after averaging, the server trains a copy on its own data and moves the model part of the way.
+
+    w = w½ + α (w_s − w½),   α = f'(acc) · n0 D' / (n0 D' + n' D0) · C · decay^t,   τ_eff = α τ
+
+w½ is the mean of the devices' models, w_s the copy of it after τ = E·⌈n0/B⌉ SGD steps on the server's data,
+acc the accuracy of w½ there, D' and D0 the non-IID degrees of the chosen devices and of the server. FedDU-S
+fixes τ_eff instead.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from feddumap.core.algorithm import Metrics, Progress, RoundView, ServerStep
+from feddumap.core.algorithm import Algorithm, Metrics, RoundView, ServerStep
 from feddumap.core.messages import Tensors
 from feddumap.core.rng import stream
 from feddumap.data.label_mix import divergence
 from feddumap.errors import FeddumapError
-from feddumap.training import optimizers
+from feddumap.methods.fedavg import fedavg
+from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.server_training import server_steps, train_copy
+from feddumap.methods.settings import LabelMix
 from feddumap.training.evaluation import Score, score_weights
-from feddumap.training.loop import fit
-from feddumap.training.model import make
-from feddumap.training.optimizers import masked, sgd
-from feddumap.training.samples import Batch, Samples, batches, label_shift
+from feddumap.training.samples import Samples
 
 EPSILON = 1e-3
 NEGLIGIBLE = 0.001
+"""With an α up to this the server does not train."""
 HELD_OUT = 0.2
+"""Share of the server's images kept from training where the decay is chosen on them."""
 DECAYS = (0.9, 0.95, 0.99, 0.999)
 
 AccuracyWeight = Literal["one_minus", "inverse"]
 
 
-class Reach(NamedTuple):
-    """How far to go, α before its decay, and the decays to choose from."""
+class DynamicUpdate(LabelMix):
+    c: Annotated[float, Field(ge=0, allow_inf_nan=False, description="C, the scale of the server's part")] = (
+        1.0
+    )
+    decay: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
+        Field(description="factor on the server's part, each round; or chosen on held-out server images"),
+    ] = 0.999
+    accuracy_weight: Annotated[
+        Literal["one_minus", "inverse"], Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")
+    ] = "one_minus"
+
+
+class StaticUpdate(Settings):
+    effective_steps: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["full"], Field(description="τ_eff: 5, 10, 20 …, or full")
+    ] = 10
+
+
+# α
+
+
+class Share(NamedTuple):
+    """α before its decay, and the decays to choose from."""
 
     alpha: float
     decays: Sequence[float]
 
 
-ShareRule = Callable[[Score, Samples, RoundView], tuple[Reach, Metrics]]
-Trainer = Callable[[Tensors, Samples, RoundView], tuple[Tensors, Tensors]]
-"""Trains a copy of the weights on samples; returns it, and tensors that were carried along."""
-
-
-def interpolate(start: Tensors, end: Tensors, alpha: float) -> Tensors:
-    """w½ + α (w_s − w½), batch norm's statistics included; counters stay those of w½.
-
-    Since w_s − w½ = −η τ ḡ0, this is the paper's w½ − τ_eff η ḡ0 with τ_eff = α τ: ḡ0 is never built.
-    """
-    return {
-        name: tensor + alpha * (end[name] - tensor) if tensor.is_floating_point() else tensor
-        for name, tensor in start.items()
-    }
+ShareRule = Callable[[Score, Samples, RoundView], tuple[Share, Metrics]]
+"""Computes the share from the score of w½ on the server's training images; and what to record of it."""
 
 
 def effective_share(
@@ -77,7 +98,7 @@ def effective_share(
 def dynamic(c: float, decay: float | Literal["held-out"], weight: AccuracyWeight) -> ShareRule:
     """FedDU's α, from the accuracy of w½ on the server's data, sizes and non-IID degrees."""
 
-    def rule(scored: Score, server: Samples, view: RoundView) -> tuple[Reach, Metrics]:
+    def rule(scored: Score, server: Samples, view: RoundView) -> tuple[Share, Metrics]:
         labels = view.context.census.labels
         assert labels is not None
         everyone = labels.sum(axis=0)
@@ -90,7 +111,7 @@ def dynamic(c: float, decay: float | Literal["held-out"], weight: AccuracyWeight
             scored.accuracy, (len(server), degree_server), (samples, degree_devices), c, weight
         )
         metrics = {"degree_devices": degree_devices, "degree_server": degree_server}
-        return Reach(alpha, DECAYS if decay == "held-out" else (decay,)), metrics
+        return Share(alpha, DECAYS if decay == "held-out" else (decay,)), metrics
 
     return rule
 
@@ -98,22 +119,45 @@ def dynamic(c: float, decay: float | Literal["held-out"], weight: AccuracyWeight
 def static(effective_steps: int | Literal["full"]) -> ShareRule:
     """FedDU-S: α = τ_eff / τ with a fixed τ_eff, or all of the server's steps."""
 
-    def rule(scored: Score, server: Samples, view: RoundView) -> tuple[Reach, Metrics]:
+    def rule(scored: Score, server: Samples, view: RoundView) -> tuple[Share, Metrics]:
         train = view.context.config.train
-        tau = train.epochs * math.ceil(len(server) / train.batch)
-        return Reach(1.0 if effective_steps == "full" else effective_steps / tau, (1.0,)), {}
+        tau = server_steps(len(server), train.epochs, train.batch)
+        return Share(1.0 if effective_steps == "full" else effective_steps / tau, (1.0,)), {}
 
     return rule
 
 
-def server_update(rule: ShareRule, *, hold_out: bool = False, trainer: Trainer | None = None) -> ServerStep:
-    """Train a copy on the server's data, then go the share α of the way there.
+# server side
+
+ServerTrainer = Callable[[Tensors, Samples, RoundView], tuple[Tensors, Tensors]]
+"""Trains a copy of the weights on samples; returns it and the tensors of `view.extra` trained with it."""
+
+
+def interpolate(start: Tensors, end: Tensors, alpha: float) -> Tensors:
+    """w½ + α (w_s − w½), batch norm's statistics included; counters stay those of w½.
+
+    Since w_s − w½ = −η τ ḡ0, this is the paper's w½ − τ_eff η ḡ0 with τ_eff = α τ: ḡ0 is never built.
+    """
+    return {
+        name: tensor + alpha * (end[name] - tensor) if tensor.is_floating_point() else tensor
+        for name, tensor in start.items()
+    }
+
+
+def sgd_trainer(weights: Tensors, samples: Samples, view: RoundView) -> tuple[Tensors, Tensors]:
+    """Plain SGD; nothing else is trained."""
+    return train_copy(weights, samples, view), {}
+
+
+def server_update(
+    rule: ShareRule, *, hold_out: bool = False, trainer: ServerTrainer = sgd_trainer
+) -> ServerStep:
+    """Train a copy on the server's data, then move the share α of the way to it.
 
     With `hold_out`, a fifth of the server's images is kept from training, and of several decays the one whose
-    models had the lowest loss on them so far is used: one copy serves them all, only α differs. `trainer` may
-    be given to train the copy otherwise; tensors that it carries along go the same share of the way.
+    models have had the lowest summed loss on them is used. One trained copy serves all decays: only α
+    differs. What `trainer` returns besides the copy is interpolated by the same α.
     """
-    train = trainer or train_copy
 
     def init(state: object) -> Tensors:
         return {"losses": torch.zeros(len(DECAYS), dtype=torch.float64)} if hold_out else {}
@@ -121,35 +165,36 @@ def server_update(rule: ShareRule, *, hold_out: bool = False, trainer: Trainer |
     def apply(weights: Tensors, steps: Tensors, view: RoundView) -> tuple[Tensors, Tensors, Metrics]:
         config, state = view.context.config, view.state
         server, held = divide(view.context.server, config.run.seed, hold_out)
-        # 1. how good is the mean of the devices, and how far should the server go?
+        # 1. α from the accuracy of the devices' mean w½
         before = evaluate(weights, server, view)
-        reach, metrics = rule(before, server, view)
-        alphas = [reach.alpha * decay**state.round for decay in reach.decays]
-        tau = config.train.epochs * math.ceil(len(server) / config.train.batch)
+        share, metrics = rule(before, server, view)
+        alphas = [share.alpha * decay**state.round for decay in share.decays]
+        tau = server_steps(len(server), config.train.epochs, config.train.batch)
         metrics = {"server_accuracy": before.accuracy, **metrics}
         if max(alphas) <= NEGLIGIBLE:
-            said = {"alpha": max(alphas), "tau_eff": 0.0, "skipped": "negligible", **metrics}
-            return weights, {**steps, **view.extra}, said
+            skipped = {"alpha": max(alphas), "tau_eff": 0.0, "skipped": "negligible", **metrics}
+            return weights, {**steps, **view.extra}, skipped
         # 2. a copy trains τ = E·⌈n0/B⌉ steps
-        trained, carried = train(weights, server, view)
-        # 3. part of the way, as far as the decay lets it
+        trained, carried = trainer(weights, server, view)
+        # 3. the decay, where it is chosen on held-out images
         choice = 0
         if hold_out:
             losses = [
                 evaluate(interpolate(weights, trained, alpha), held, view).mean_loss for alpha in alphas
             ]
-            if all(map(math.isfinite, losses)):  # else no later sum could be compared
+            if all(map(math.isfinite, losses)):  # a sum with an infinite loss could not be compared again
                 summed = steps["losses"] + torch.tensor(losses, dtype=torch.float64)
                 steps = {**steps, "losses": summed}
             choice = int(steps["losses"].argmin())
-            metrics["decay"] = reach.decays[choice]
+            metrics["decay"] = share.decays[choice]
+        # 4. the share α of the way
         alpha = alphas[choice]
         moved = interpolate(weights, trained, alpha)
-        # 4. a step that makes the server's own loss explode is taken back, and said
+        # 5. a step that makes the server's own loss explode is undone, and recorded
         after = evaluate(moved, server, view)
         if exploded(before.mean_loss, after.mean_loss, state.architecture.classes):
-            said = {"alpha": alpha, "tau_eff": 0.0, "skipped": "exploded", **metrics}
-            return weights, {**steps, **view.extra}, said
+            skipped = {"alpha": alpha, "tau_eff": 0.0, "skipped": "exploded", **metrics}
+            return weights, {**steps, **view.extra}, skipped
         steps = {**steps, **interpolate(view.extra, carried, alpha)}
         return moved, steps, {"alpha": alpha, "tau_eff": alpha * tau, **metrics}
 
@@ -158,13 +203,13 @@ def server_update(rule: ShareRule, *, hold_out: bool = False, trainer: Trainer |
 
 def divide(server: Samples, seed: int, hold_out: bool) -> tuple[Samples, Samples]:
     """The server's images to train on, and those held out: the same ones in every round."""
-    order = torch.from_numpy(stream(seed, "held-out").permutation(len(server))) if hold_out else None
-    if order is None:
+    if not hold_out:
         return server, server
     if len(server) < 2:
         raise FeddumapError(
             "method.decay = 'held-out' needs at least 2 images on the server: raise data.server_fraction"
         )
+    order = torch.from_numpy(stream(seed, "held-out").permutation(len(server)))
     cut = max(1, round(HELD_OUT * len(server)))
     held, kept = order[:cut].sort().values, order[cut:].sort().values
     return (
@@ -178,31 +223,20 @@ def evaluate(weights: Tensors, samples: Samples, view: RoundView) -> Score:
     return score_weights(view.state.architecture, weights, samples, view.context.config)
 
 
-def train_copy(
-    weights: Tensors, samples: Samples, view: RoundView, rule: optimizers.UpdateRule | None = None
-) -> tuple[Tensors, Tensors]:
-    """E epochs of plain SGD (or another rule) at this round's learning rate; nothing is carried along."""
-    config = view.context.config
-    model = make(view.state.architecture, weights, config.train.kernels, config.run.device)
-    rng = stream(config.run.seed, "server-batches", view.state.round)
-    placed = samples.to(config.run.device)
-    train = config.train
-    shift = label_shift(placed.labels, view.state.architecture.classes, train.calibration)
-    data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment, shift=shift)
-    total = train.epochs * math.ceil(len(samples) / train.batch)
-    inside = masked(rule or sgd(), view.state.mask)
-    fit(model, ticking(data, total, view.context.progress), inside, view.lr)
-    return model.weights(), {}
-
-
-def ticking(data: Iterable[Batch], total: int, progress: Progress) -> Iterator[Batch]:
-    """Say now and then how many of the server's steps are done."""
-    for step, batch in enumerate(data):
-        if step % 50 == 0:
-            progress("server steps", step, total)
-        yield batch
-
-
 def exploded(before: float, after: float, classes: int) -> bool:
-    """Whether a loss left all bounds: not finite, or twice what it was and what guessing gives (ln C)."""
+    """Whether a loss is not finite, or more than twice the larger of what it was and ln C (guessing)."""
     return not math.isfinite(after) or after > 2 * max(before, math.log(classes))
+
+
+@recipe("feddu")
+def feddu(update: DynamicUpdate) -> Algorithm:
+    """Dynamic update: the server also trains on its data and goes part of the way, adaptively."""
+    rule = dynamic(update.c, update.decay, update.accuracy_weight)
+    server = server_update(rule, hold_out=update.decay == "held-out")
+    return replace(fedavg(), server=server, labels=update.label_mix, server_data=True)
+
+
+@recipe("feddu-s")
+def feddu_s(update: StaticUpdate) -> Algorithm:
+    """FedDU with a fixed number of effective server steps."""
+    return replace(fedavg(), server=server_update(static(update.effective_steps)), server_data=True)

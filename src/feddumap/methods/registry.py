@@ -1,8 +1,8 @@
-"""The table of methods, and the keys of `[method]` that each has."""
+"""The table of methods, the keys of `[method]` that each has, and `compose`, which builds an algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -11,13 +11,13 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from feddumap.config import MethodConfig, explain, type_name
+from feddumap.config import Config, MethodConfig, explain, type_name
 from feddumap.core.algorithm import Algorithm
 from feddumap.errors import FeddumapError, unknown
 
 
 class Settings(BaseModel):
-    """Keys that belong together. The fields of a recipe's groups are its keys in `[method]`."""
+    """A group of `[method]` keys. A recipe's parameters are groups; their fields together are its keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -40,19 +40,26 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def recipe(name: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
-    """Enter a function under a method's name; its docstring's first line is the summary."""
+    """Register a function under a method's name; the first line of its docstring is the summary."""
 
-    def enter(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    def register(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
         RECIPES[name] = Recipe(name, (build.__doc__ or "").strip().splitlines()[0], build)
         return build
 
-    return enter
+    return register
+
+
+def arrange(names: Sequence[str]) -> None:
+    """Put the table into this order, in which it is listed; `names` has every method once."""
+    assert sorted(names) == sorted(RECIPES), set(names) ^ set(RECIPES)
+    for name in names:
+        RECIPES[name] = RECIPES.pop(name)
 
 
 def find(name: str) -> Recipe:
-    """A recipe of the table, or one of the user's own, named by where it is: `module:function`.
+    """A recipe of the table, or a user's own, given as `module:function`.
 
-    Worker processes import the latter for themselves; it never enters the table.
+    Worker processes import the latter for themselves; it is not added to the table.
     """
     if name in RECIPES:
         return RECIPES[name]
@@ -116,3 +123,9 @@ def keys(name: str) -> list[tuple[str, str, Any, str]]:
         (key, type_name(info.annotation), info.default, info.description or "")
         for key, info in settings_model(name).model_fields.items()
     ]
+
+
+def compose(config: Config) -> Algorithm:
+    """The algorithm that a configuration names, with its keys checked and defaults filled in."""
+    method = resolve(config.method)
+    return find(method.name).build(*settings_of(method))

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from feddumap.core.algorithm import Cohort, Context, Metrics, Reshape
+from feddumap.core.algorithm import Metrics
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.models.cost import layer_macs, macs, parameter_names, parameters
-from feddumap.pruning.global_rate import GlobalRate
 
 
 def maskable(architecture: Architecture, *, biases: bool) -> list[str]:
@@ -23,7 +22,7 @@ def maskable(architecture: Architecture, *, biases: bool) -> list[str]:
     return [name for name in names if name in known]
 
 
-def largest(weights: Tensors, names: Sequence[str], rate: float) -> Tensors:
+def magnitude_mask(weights: Tensors, names: Sequence[str], rate: float) -> Tensors:
     """Leaves out the ⌊R p⌋ smallest |w| of all R weights together, the first of equals first.
 
     >>> largest({"a": torch.tensor([3.0, -1.0]), "b": torch.tensor([1.0, 0.5])}, ["a", "b"], 0.5)
@@ -36,7 +35,7 @@ def largest(weights: Tensors, names: Sequence[str], rate: float) -> Tensors:
     return {name: part.view_as(weights[name]).clone() for name, part in zip(names, parts, strict=True)}
 
 
-def within(tensors: Tensors, mask: Tensors) -> Tensors:
+def mask_tensors(tensors: Tensors, mask: Tensors) -> Tensors:
     """Tensors that carry parameter names, with or without a prefix, with zeros where a mask leaves out."""
     return {
         name: tensor * mask[key] if (key := name.rsplit("/", 1)[-1]) in mask else tensor
@@ -44,21 +43,9 @@ def within(tensors: Tensors, mask: Tensors) -> Tensors:
     }
 
 
-def put_on(state: ServerState, mask: Tensors) -> ServerState:
+def apply_mask(state: ServerState, mask: Tensors) -> ServerState:
     """The state under a mask: weights that it leaves out are zero, and so is their momentum."""
-    return replace(state, weights=within(state.weights, mask), steps=within(state.steps, mask), mask=mask)
-
-
-def by_magnitude(rate: GlobalRate) -> Reshape:
-    """IMC: once, the smallest weights and biases of the whole network are masked, at one global rate."""
-
-    def reshape(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, Metrics]:
-        total, nodes = rate(state, context, cohort)
-        mask = largest(state.weights, maskable(state.architecture, biases=True), total)
-        masked = put_on(state, mask)
-        return masked, {"pruning": {"rate": total, "threshold": None, "nodes": nodes, **changes(state, mask)}}
-
-    return reshape
+    return replace(state, weights=mask_tensors(state.weights, mask), steps=mask_tensors(state.steps, mask), mask=mask)
 
 
 def changes(before: ServerState, mask: Tensors) -> Metrics:

@@ -1,0 +1,32 @@
+"""Data-sharing (Zhao et al., 2018): FedAvg whose devices also train on samples that the server gave them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from feddumap.core.algorithm import Algorithm, with_shared
+from feddumap.methods.fedavg import fedavg
+from feddumap.methods.registry import recipe
+from feddumap.methods.settings import Transfer
+
+
+class Sharing(Transfer):
+    shared_samples: Annotated[
+        int, Field(ge=1, description="samples of the server's that each device is given, at most")
+    ] = 2000
+
+
+@recipe("data-sharing")
+def data_sharing(settings: Sharing) -> Algorithm:
+    """Each device is given some of the server's data before the first round (Zhao et al.)."""
+    limit = settings.shared_samples
+    return replace(
+        fedavg(),
+        device_data=with_shared(limit),
+        shared=limit,
+        shared_on_clock=settings.transfer_on_clock,
+        server_data=True,
+    )
