@@ -212,8 +212,8 @@ def test_without_momentum_feddum_is_feddu(home: object) -> None:
     plain = api.train(tiny(method={"name": "feddu"}))
     for start in ("first", "zero"):
         run = api.train(feddum(0.0, 0.0, momentum_start=start))
-        assert_near(run.state.weights, plain.state.weights, rtol=0, atol=1e-6)
-        assert run.records[2]["alpha"] == pytest.approx(plain.records[2]["alpha"], rel=1e-6)
+        assert digest(run.state.weights) == digest(plain.state.weights)
+        assert [record["alpha"] for record in run.records] == [record["alpha"] for record in plain.records]
     assert digest(api.train(feddum()).state.weights) != digest(run.state.weights)
 
 

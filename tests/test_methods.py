@@ -197,6 +197,54 @@ def test_the_wire_is_counted_and_test_data_trains_nothing(
         assert {k for k in mine if mine[k] != theirs[k]} <= {"accuracy", "loss", "wall"}
 
 
+BASES = ("fedavg", "feddu", "feddum")
+NO_PRUNING: dict[str, Any] = {"prune_round": 1, "rate": "fixed", "fixed_rate": 0.0}
+REDUCTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("feddu", {"c": 0.0}, "fedavg"),
+    ("fedprox", {"mu": 0.0}, "fedavg"),
+    ("server-momentum", {"server_momentum": 0.0}, "fedavg"),
+    ("server-momentum", {"server_momentum": 0.0, "momentum_start": "zero"}, "fedavg"),
+    ("device-momentum", {"device_momentum": 0.0}, "fedavg"),
+    ("fedda", {"momentum": 0.0}, "fedavg"),
+    ("mime-lite", {"momentum": 0.0}, "fedavg"),
+    ("feddu-sm", {"server_momentum": 0.0}, "feddu"),
+    ("feddu-dm", {"device_momentum": 0.0}, "feddu"),
+    ("feddu-da", {"momentum": 0.0}, "feddu"),
+    ("feddum", {"server_momentum": 0.0, "device_momentum": 0.0}, "feddu"),
+    ("feddum", {"server_momentum": 0.0, "device_momentum": 0.0, "momentum_start": "zero"}, "feddu"),
+    ("feddum", {"server_momentum": 0.0}, "feddu-dm"),
+    ("feddum", {"device_momentum": 0.0}, "feddu-sm"),
+    ("fedap", NO_PRUNING, "fedavg"),
+    ("fedduap", NO_PRUNING, "feddu"),
+    ("feddumap", NO_PRUNING, "feddum"),
+    *(("hrank", {"base": base, "prune_round": 1, "prune_rate": 0.0}, base) for base in BASES),
+    *(("imc", {"base": base, **NO_PRUNING}, base) for base in BASES),
+]
+"""A method, keys that switch off what it adds, and the method that it then is."""
+
+
+@pytest.mark.parametrize(("name", "keys", "plain"), REDUCTIONS)
+def test_a_method_without_its_addition_is_its_base_bit_for_bit(
+    home: object, name: str, keys: dict[str, Any], plain: str
+) -> None:
+    """The weights after each of three rounds, and so what is measured of them. With their default keys the
+    two differ."""
+    run = api.start(tiny(method={"name": name, **keys}))
+    after = [digest(run.state.weights) for _ in run]
+    assert after == plain_digests(plain)
+    assert [(r["accuracy"], r["loss"]) for r in run.records] == [
+        (r["accuracy"], r["loss"]) for r in whole(plain)[0].records
+    ]
+    assert digest(whole(name)[0].state.weights) != digest(whole(plain)[0].state.weights)
+
+
+@cache
+def plain_digests(name: str) -> list[str]:
+    """Digests of a method's weights after each round of its small run."""
+    run = api.start(config_of(name))
+    return [digest(run.state.weights) for _ in run]
+
+
 @pytest.mark.parametrize("name", ["feddu", "feddu-s", "feddum"])
 def test_no_more_is_sent_than_with_fedavg(home: object, name: str) -> None:
     wire = ("bytes_down", "bytes_up", "clock")
