@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from feddumap import run as api
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 from tests.conftest import small
 
 PRUNING = {"name": "feddumap", "prune_round": 2, "rate": "fixed", "fixed_rate": 0.6}

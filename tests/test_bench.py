@@ -176,7 +176,7 @@ def test_mapped_data_is_not_counted_as_memory(tmp_path: Path) -> None:
 
 def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(workload, "Workload", partial(Workload, devices=4, cohort=2, samples=10))
-    monkeypatch.setattr(matrix, "gauge", lambda processes: nullcontext(lambda: 1e12 * processes))
+    monkeypatch.setattr(matrix, "matrix_throughput", lambda processes: nullcontext(lambda: 1e12 * processes))
 
     def call(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["feddumap", "bench", *arguments])

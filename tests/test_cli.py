@@ -54,7 +54,7 @@ def test_train_resume_and_summary(run, tmp_path: Path) -> None:  # type: ignore[
     assert "is finished (2 rounds)" in errors
     code, printed, errors = run("resume", str(out), "--rounds", "3")
     assert code == 0
-    assert "going on after 2 of 3 rounds" in errors
+    assert "resuming after 2 of 3 rounds" in errors
     assert len((out / "records.jsonl").read_text().splitlines()) == 3
 
 
@@ -141,7 +141,7 @@ def test_a_full_disk_says_how_to_go_on(run, tmp_path: Path, monkeypatch: pytest.
     assert code == 2
     sentence = errors.strip().splitlines()[-1]
     assert "No space left on device" in sentence
-    assert f"go on with: feddumap resume {out}" in sentence
+    assert f"then run `feddumap resume {out}`" in sentence
     monkeypatch.setattr(atomic_files, "sync", real)
     assert run("resume", str(out))[0] == 0
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from feddumap.cli.bench import app as bench_app
-from feddumap.cli.flower import app as flower_app
-from feddumap.cli.main import app, data_app, inspect_app
+from feddumap.cli import bench, data, flower, inspect
+from feddumap.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,7 +31,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_exist(path: Path) -> None:
-    groups = {"bench": bench_app, "data": data_app, "flower": flower_app, "inspect": inspect_app}
+    groups = {"bench": bench.app, "data": data.app, "flower": flower.app, "inspect": inspect.app}
     for words in re.findall(
         r"feddumap ((?:[a-z]+ ?)+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", path.read_text(), re.DOTALL))
     ):

@@ -19,7 +19,7 @@ from feddumap.cli import main as cli
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES
-from feddumap.runs.directory import read_checkpoint, read_config, read_records
+from feddumap.runs.reader import read_checkpoint, read_config, read_records
 from feddumap.sweep import jobs
 from feddumap.sweep.grid import Cell, cells, cells_of, name_from_values, read
 from feddumap.sweep.status import CellState, count, read_state, time_left
@@ -411,7 +411,7 @@ def test_an_end_leaves_resumable_cells_and_no_processes(
     assert process.returncode == expected
     assert "Traceback" not in errors
     if how == signal.SIGINT:
-        (line,) = [line for line in errors.splitlines() if line.startswith("stopped; go on with the same")]
+        (line,) = [line for line in errors.splitlines() if line.startswith("stopped; resume with the same")]
         assert line.endswith(f"feddumap grid {file} --out {out} --jobs 2")
     while any(map(alive, pids)):
         assert time.monotonic() < deadline

@@ -16,6 +16,7 @@ from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES, resolve
 from feddumap.paper.item import METRICS, Item, Reference, all_items, find_item, load
+from feddumap.paper.labels import SYMBOLS
 from feddumap.paper.results import (
     Finding,
     Measured,
@@ -27,7 +28,6 @@ from feddumap.paper.results import (
 )
 from feddumap.paper.run_names import cells, flat, name_from_configuration
 from feddumap.paper.tables import document
-from feddumap.paper.words import SYMBOLS
 from feddumap.report.statistics import RunStatistics
 from feddumap.sweep.grid import combinations
 

@@ -26,7 +26,7 @@ from feddumap.report.lines import lines
 from feddumap.report.page import document
 from feddumap.report.page.sections import content
 from feddumap.report.series import RecordedRun, find_runs, group_runs
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 from tests.conftest import small
 from tests.report_runs import ROUNDS, again, make, write_records
 

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from feddumap.report.page import document as report
 from feddumap.report.page.sections import content
 from feddumap.report.series import find_runs
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 from tests.report_runs import again, make, write_records
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -1,1 +1,1 @@
-"""`feddumap bench`: how fast rounds are on this machine, and what a federation costs besides training."""
+"""Benchmarks: seconds per round, overhead, scaling and the cost of Flower on this machine."""

@@ -1,4 +1,4 @@
-"""A method whose devices send back what they got, named `feddumap.bench.echo:echo`."""
+"""A method without local training, named `feddumap.bench.echo:echo`."""
 
 from feddumap.core.algorithm import Algorithm
 from feddumap.core.messages import Upload
@@ -7,7 +7,7 @@ from feddumap.training.samples import Samples
 
 
 def echo() -> Algorithm:
-    """Devices send back what they got."""
+    """Devices return the received model unchanged."""
 
     def local(task: Task, samples: Samples) -> Upload:
         return Upload(task.device, task.broadcast.round, len(samples), 0, task.broadcast.weights)

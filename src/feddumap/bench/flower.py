@@ -1,4 +1,5 @@
-"""What a round costs over Flower: seconds against the simulation's, and bytes against those counted."""
+"""The cost of rounds over Flower: seconds relative to the simulation, and bytes sent relative to those
+counted."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from typing import Any
 import torch
 
 from feddumap import run as api
-from feddumap.bench.workload import Progress, Times, silent
+from feddumap.bench.workload import Times
 from feddumap.config import Config
 from feddumap.flower.local import project, up
+from feddumap.system.callbacks import Progress, ignore
 
 
-def bench_flower(model: str, nodes: int, rounds: int, progress: Progress = silent) -> dict[str, Any]:
-    """FedAvg on the digits, an epoch a round: `rounds` rounds after a first one, by real processes on this
-    machine with TLS and node keys, and the same run in the simulation, one device after another in each
-    worker."""
+def bench_flower(model: str, nodes: int, rounds: int, progress: Progress = ignore) -> dict[str, Any]:
+    """Time `rounds` rounds after a first one: FedAvg on the digits, one local epoch, over Flower by processes
+    on this machine with TLS and node keys, and the same run in the simulation."""
     sets = [f"model.name={model}", "method.name=fedavg", f"train.rounds={rounds + 1}", "train.epochs=1"]
     with tempfile.TemporaryDirectory(prefix="feddumap-bench-") as temporary:
         made = project.create(Path(temporary) / "federation", nodes, sets=sets)
@@ -50,7 +51,7 @@ def bench_flower(model: str, nodes: int, rounds: int, progress: Progress = silen
 
 def _simulated(config: Config, progress: Progress) -> api.Run:
     def show(record: dict[str, Any]) -> None:
-        progress("rounds of the simulation", record["round"] + 1, config.train.rounds)
+        progress("simulated rounds", record["round"] + 1, config.train.rounds)
 
     return api.train(config.replace(run={"engine": "local"}), on_round=show)
 

@@ -1,4 +1,4 @@
-"""What this machine can do at best: fp32 matrix products, one thread in each of several processes at once."""
+"""Peak throughput of this machine: float32 matrix products in parallel single-threaded processes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from feddumap.system import children
 
 SIDE = 1024
-TOGETHER, REPEATS = 3, 10  # products timed in one go, and how often
+PRODUCTS, REPEATS = 3, 10  # products per measurement, and measurements
 
 
 @contextmanager
 def matrix_throughput(processes: int) -> Iterator[Callable[[], float]]:
-    """Yields a function that measures: multiply-adds a second of all the processes together.
+    """Yields a function that measures the total multiply-adds per second of all processes.
 
-    They are started once and wait in between, so that the speed can be had just before and just after the
-    work that it is compared with: on a machine shared with others it changes within minutes.
+    The processes are started once and wait between measurements, so that throughput can be measured
+    immediately before and after a workload: on a shared machine it changes within minutes.
     """
     started = [children.start("feddumap.bench.matrix") for _ in range(processes)]
 
@@ -47,22 +47,22 @@ def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError("a process that multiplies matrices ended early")
+        raise RuntimeError("a matrix product process exited early")
     return line
 
 
 def main() -> None:
-    """One of the processes: for each line it reads, it measures and prints multiply-adds a second."""
+    """Entry point of a process: for each input line, measure and print multiply-adds per second."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.rand(SIDE, SIDE, generator=generator) for _ in range(2))
     product = torch.empty(SIDE, SIDE)
     timer = timeit.Timer(lambda: torch.mm(left, right, out=product))
-    timer.timeit(TOGETHER)
+    timer.timeit(PRODUCTS)
     print("ready", flush=True)
     for _ in sys.stdin:
-        seconds = statistics.median(timer.repeat(REPEATS, TOGETHER))
-        print(TOGETHER * SIDE**3 / seconds, flush=True)
+        seconds = statistics.median(timer.repeat(REPEATS, PRODUCTS))
+        print(PRODUCTS * SIDE**3 / seconds, flush=True)
 
 
 if __name__ == "__main__":

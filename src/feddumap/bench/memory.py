@@ -1,4 +1,4 @@
-"""How much memory a federation took at its highest, beyond the data set."""
+"""Peak memory of a federation, without the data set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ PROC = Path("/proc")
 
 
 def peak_memory(data: Path) -> int | None:
-    """The highest resident memory (bytes) of this process and of its children, added up, without the pages of
-    the files in `data` that they map. None where there is no /proc to tell."""
+    """The sum of the peak resident memory (bytes) of this process and its children, without mapped pages of
+    the files in `data`. None where there is no /proc."""
     if not (PROC / "self" / "smaps").exists():
         return None
     return sum(_peak(pid) - _mapped(pid, data) for pid in (os.getpid(), *_children()))
@@ -22,18 +22,18 @@ def _children() -> list[int]:
 
 
 def _peak(pid: int) -> int:
-    """VmHWM of the process. (getrusage's maximum would count its parent's memory before the exec too.)"""
+    """VmHWM of the process; getrusage would include the parent's memory before exec."""
     lines = (PROC / str(pid) / "status").read_text().splitlines()
     return next(_bytes(line) for line in lines if line.startswith("VmHWM:"))
 
 
 def _mapped(pid: int, data: Path) -> int:
-    """Resident pages of the data set's files."""
+    """Resident pages of the data set's files, in bytes."""
     total, counting = 0, False
     for line in (PROC / str(pid) / "smaps").read_text().splitlines():
         if line.startswith("Rss:"):
             total += _bytes(line) if counting else 0
-        elif "-" in line.split(maxsplit=1)[0]:  # the head of a mapping: addresses, rights, …, the file
+        elif "-" in line.split(maxsplit=1)[0]:  # header of a mapping: addresses, permissions, …, file
             counting = f"{data}{os.sep}" in line
     return total
 

@@ -1,20 +1,21 @@
-"""What a round costs when its devices have nothing to do."""
+"""The overhead of a round without local training."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from feddumap.bench.workload import CLASSES, Progress, Workload, measure, random_data, silent
+from feddumap.bench.workload import CLASSES, Workload, measure, random_data
 from feddumap.models import architecture
 from feddumap.models.cost import parameters
+from feddumap.system.callbacks import Progress, ignore
 
 MODELS = ("lenet", "vgg11")
 ECHO = "feddumap.bench.echo:echo"
 
 
-def bench_overhead(rounds: int, workers: int = 0, progress: Progress = silent) -> dict[str, Any]:
-    """Rounds of devices that send back the model they got; 10 of 100 devices."""
+def bench_overhead(rounds: int, workers: int = 0, progress: Progress = ignore) -> dict[str, Any]:
+    """Time rounds in which 10 of 100 devices return the received model unchanged."""
     federation = Workload(samples=1, epochs=1, workers=workers, method=ECHO)
     return {
         "devices": federation.devices,
@@ -25,12 +26,12 @@ def bench_overhead(rounds: int, workers: int = 0, progress: Progress = silent) -
     }
 
 
-def _case(model: str, setting: Workload, rounds: int, progress: Progress) -> dict[str, Any]:
+def _case(model: str, workload: Workload, rounds: int, progress: Progress) -> dict[str, Any]:
     def show(_: str, done: int, whole: int) -> None:
         progress(model, done, whole)
 
-    with random_data(setting.images) as data:
-        times = measure(setting, data, rounds, show)
+    with random_data(workload.images) as data:
+        times = measure(workload, data, rounds, show)
     return {
         "model": model,
         "parameters": parameters(architecture(model, len(CLASSES))),

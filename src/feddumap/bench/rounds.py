@@ -1,42 +1,43 @@
-"""Seconds a round, and how near that is to what the machine's matrix products would allow."""
+"""Seconds per round, and the share of the machine's matrix product throughput that is reached."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from feddumap.bench import matrix
-from feddumap.bench.workload import CLASSES, Progress, Workload, measure, random_data, silent
+from feddumap.bench.workload import CLASSES, Workload, measure, random_data
 from feddumap.models import architecture
 from feddumap.models.cost import macs
+from feddumap.system.callbacks import Progress, ignore
 from feddumap.training.kernels.library import described
-from feddumap.training.model import choose_kernels
+from feddumap.training.backends import choose_kernels
 
-PASSES = 3  # forward, and backward for the activations and for the weights
+PASSES = 3  # forward, backward for activations, backward for weights
 
 
-def bench_rounds(setting: Workload, rounds: int, progress: Progress = silent) -> dict[str, Any]:
-    """Measure a federation.
+def bench_rounds(workload: Workload, rounds: int, progress: Progress = ignore) -> dict[str, Any]:
+    """Time the rounds of a workload.
 
     `share_of_matrix_speed` is the multiply-adds of a round's convolutions and linear layers, forward and
-    backward, over what matrix products in as many processes would do in its time, at the mean of their speeds
-    before and after.
+    backward, divided by those that matrix products in as many processes would do in the same time. The matrix
+    throughput is the mean of measurements before and after.
     """
-    shape = architecture(setting.model, len(CLASSES))  # a wrong name is told before any work
-    with random_data(setting.images) as data, matrix.matrix_throughput(setting.processes) as gauge:
-        before = gauge()
-        times = measure(setting, data, rounds, progress)
-        speed = (before + gauge()) / 2
-    samples = setting.cohort * setting.samples * setting.epochs
+    shape = architecture(workload.model, len(CLASSES))  # an unknown name fails early
+    with random_data(workload.images) as data, matrix.matrix_throughput(workload.processes) as throughput:
+        before = throughput()
+        times = measure(workload, data, rounds, progress)
+        speed = (before + throughput()) / 2
+    samples = workload.cohort * workload.samples * workload.epochs
     work = PASSES * macs(shape) * samples
     return {
-        "model": setting.model,
-        "devices": setting.devices,
-        "cohort": setting.cohort,
-        "samples_per_device": setting.samples,
-        "epochs": setting.epochs,
-        "batch": setting.batch,
-        "workers": setting.processes,
-        "kernels": described(choose_kernels(setting.kernels, shape, "cpu", lambda _: None)),
+        "model": workload.model,
+        "devices": workload.devices,
+        "cohort": workload.cohort,
+        "samples_per_device": workload.samples,
+        "epochs": workload.epochs,
+        "batch": workload.batch,
+        "workers": workload.processes,
+        "kernels": described(choose_kernels(workload.kernels, shape, "cpu", lambda _: None)),
         "rounds": rounds,
         **times.to_json(),
         "samples_per_round": samples,

@@ -1,4 +1,4 @@
-"""Whether a large federation costs more than a small one: seconds a round, and memory at its highest."""
+"""Scaling with the number of devices and the cohort: seconds per round and peak memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from feddumap.bench.memory import peak_memory
-from feddumap.bench.workload import CLASSES, Progress, Workload, measure, random_data, silent
+from feddumap.bench.workload import CLASSES, Workload, measure, random_data
 from feddumap.data import dataset
 from feddumap.models import architecture
 from feddumap.system import children
+from feddumap.system.callbacks import Progress, ignore
 
 SIZES = ((100, 10), (1_000, 10), (10_000, 10), (100_000, 10), (1_000, 1_000))
-"""(devices, cohort). The last is compared with the cohort of 10 among as many devices."""
+"""(devices, cohort). The last is compared with the cohort of 10 of as many devices."""
 
-SAMPLES = 2  # a device, so that 100,000 of them fit on an ordinary disk
+SAMPLES = 2  # per device, so that 100,000 devices fit on disk
 LARGE_COHORT_ROUNDS = 3
 
 
@@ -26,33 +27,33 @@ def bench_scale(
     model: str,
     rounds: int,
     workers: int = 0,
-    progress: Progress = silent,
+    progress: Progress = ignore,
     sizes: Sequence[tuple[int, int]] = SIZES,
 ) -> dict[str, Any]:
-    """Measure each size in a process of its own, since memory once taken is seldom given back."""
-    architecture(model, len(CLASSES))  # a wrong name is told before any work
+    """Measure each size in a fresh process, since freed memory is rarely returned to the system."""
+    architecture(model, len(CLASSES))  # an unknown name fails early
     cases = []
     for number, (devices, cohort) in enumerate(sizes):
         progress("federations", number, len(sizes))
-        setting = Workload(model, devices, cohort, SAMPLES, workers=workers)
+        workload = Workload(model, devices, cohort, SAMPLES, workers=workers)
         timed = min(rounds, LARGE_COHORT_ROUNDS) if cohort == devices else rounds
-        with random_data(setting.images) as data:
+        with random_data(workload.images) as data:
             size = sum(path.stat().st_size for path in data.folder.iterdir())
-            found = _in_fresh_process(setting, data.folder, timed)
+            found = _in_fresh_process(workload, data.folder, timed)
         cases.append({"devices": devices, "cohort": cohort, "rounds": timed, "data_bytes": size, **found})
     progress("federations", len(sizes), len(sizes))
     return {
         "model": model,
         "samples_per_device": SAMPLES,
-        "workers": setting.processes,
+        "workers": workload.processes,
         "cases": cases,
         "ratios": ratios(cases),
     }
 
 
 def ratios(cases: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """The largest federation against the smallest at equal cohorts, the largest cohort against the smallest
-    at equal devices."""
+    """Ratios of the largest to the smallest federation at equal cohorts, and of the largest to the smallest
+    cohort at equal devices."""
 
     def ratio(after: dict[str, Any], before: dict[str, Any], key: str) -> float | None:
         return after[key] / before[key] if after[key] is not None else None
@@ -67,9 +68,9 @@ def ratios(cases: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def _in_fresh_process(setting: Workload, folder: Path, rounds: int) -> dict[str, Any]:
-    order = json.dumps({"setting": asdict(setting), "folder": str(folder), "rounds": rounds})
-    with children.start("feddumap.bench.scale", order) as process:
+def _in_fresh_process(workload: Workload, folder: Path, rounds: int) -> dict[str, Any]:
+    job = json.dumps({"workload": asdict(workload), "folder": str(folder), "rounds": rounds})
+    with children.start("feddumap.bench.scale", job) as process:
         assert process.stdout is not None
         said = process.stdout.read()
     if process.returncode:
@@ -79,15 +80,15 @@ def _in_fresh_process(setting: Workload, folder: Path, rounds: int) -> dict[str,
 
 
 def main() -> None:
-    """One case: reads its order from the command line, prints what it measured."""
+    """Entry point of a process: measure the workload given as JSON argument and print the result."""
     children.exit_with_parent()
-    order = json.loads(sys.argv[1])
-    folder = Path(order["folder"])
+    job = json.loads(sys.argv[1])
+    folder = Path(job["folder"])
     peaks: list[int | None] = []
     times = measure(
-        Workload(**order["setting"]),
+        Workload(**job["workload"]),
         dataset.read(folder, verify=False),
-        order["rounds"],
+        job["rounds"],
         at_end=lambda: peaks.append(peak_memory(folder)),
     )
     print(json.dumps({**times.to_json(), "peak_bytes": peaks[0]}))

@@ -1,4 +1,4 @@
-"""The work that is measured: FedAvg on random images, carried out by the code that `feddumap train` runs."""
+"""The measured workload: FedAvg on random images, trained by the code of `feddumap train`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ from feddumap import run as api
 from feddumap.config import Config
 from feddumap.data import dataset, partition
 from feddumap.data.dataset import Arrays, Dataset
+from feddumap.system.callbacks import Progress, ignore
 from feddumap.system.determinism import cores
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much of it is done, and the whole."""
 
 CLASSES = tuple("0123456789")
 SEED = 777
-NEVER = 10**9  # rounds between two evaluations
-
-
-def silent(what: str, done: int, whole: int) -> None:
-    """No progress."""
+NEVER = 10**9  # rounds between evaluations
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A federation to measure. The defaults are the paper's; `workers` 0 is one per core, as in a run."""
+    """A federation to measure. The defaults are the paper's; `workers` 0 is one per core."""
 
     model: str = "cnn"
     devices: int = 100
@@ -47,16 +41,16 @@ class Workload:
 
     @property
     def processes(self) -> int:
-        """The processes that train."""
+        """The number of training processes."""
         return self.workers or min(cores(), self.cohort)
 
     @property
     def images(self) -> int:
-        """Training images of the data set: the devices share four fifths of it, as in any run."""
+        """Training images of the data set, of which the devices share four fifths."""
         return -(-self.devices * self.samples * 5 // 4)
 
     def config(self, rounds: int) -> Config:
-        """The configuration of a run of so many rounds that is never evaluated before its last one."""
+        """The configuration of a run that is evaluated only after its last round."""
         return Config.parse(
             {
                 "data": {
@@ -83,7 +77,7 @@ class Workload:
 
 @contextmanager
 def random_data(images: int) -> Iterator[Dataset]:
-    """A data set of random pixels and labels, in a temporary folder that is removed at the end."""
+    """A data set of random pixels and labels in a temporary folder."""
     rng = np.random.default_rng(SEED)
 
     def draw(count: int) -> tuple[Any, Any]:
@@ -98,7 +92,7 @@ def random_data(images: int) -> Iterator[Dataset]:
 
 @dataclass(frozen=True)
 class Times:
-    """`startup` is from building the engine to the end of the first round, `rounds` are those after it."""
+    """Seconds of start-up including the first round, and of each later round."""
 
     startup: float
     rounds: Sequence[float]
@@ -122,24 +116,25 @@ class Times:
 
 
 def measure(
-    setting: Workload,
+    workload: Workload,
     data: Dataset,
     rounds: int,
-    progress: Progress = silent,
+    progress: Progress = ignore,
     at_end: Callable[[], None] = lambda: None,
 ) -> Times:
-    """Time `rounds` rounds after a first one. `at_end` is called while the workers are still there.
+    """Time `rounds` rounds after a first one. `at_end` is called while the workers are still running.
 
-    The run has one round more to do and is left before it: the last round of a run is always evaluated.
+    The run is configured with one more round and stopped before it, because the last round is always
+    evaluated.
     """
-    config = api.complete(setting.config(rounds + 2), data)
+    config = api.complete(workload.config(rounds + 2), data)
     split = partition.split(data.train_labels, len(CLASSES), config.data, SEED)
     run = api.Run(config, data, split)
-    whole = (rounds + 1) * setting.cohort
+    whole = (rounds + 1) * workload.cohort
 
     def tick(what: str, done: int, _: int) -> None:
         if what == "devices":
-            progress("devices", run.state.round * setting.cohort + done, whole)
+            progress("devices", run.state.round * workload.cohort + done, whole)
 
     for record in run.iterate(tick):
         if record["round"] == rounds:

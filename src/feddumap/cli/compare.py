@@ -1,4 +1,4 @@
-"""The commands that read run directories: thin, they read options and show what was found."""
+"""`feddumap compare`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from feddumap.cli.options import print_notes
+
 
 def compare(
     directories: Annotated[
@@ -14,22 +16,24 @@ def compare(
     ],
     targets: Annotated[
         list[float] | None,
-        typer.Option("--target", help="Accuracy to reach, such as 0.5; may be repeated. Default: the runs'."),
+        typer.Option(
+            "--target", help="Target accuracy, such as 0.5; may be repeated. Default: the runs' targets."
+        ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(metavar="LABEL", help="Series to compare with; default fedavg, or else the first."),
+        typer.Option(metavar="LABEL", help="Series to compare with; default fedavg, else the first."),
     ] = None,
     measure: Annotated[
         Literal["final", "mean10", "best_smoothed"],
-        typer.Option(help="Accuracy that is tested against the base's."),
+        typer.Option(help="Accuracy measure of the significance test."),
     ] = "mean10",
     form: Annotated[
-        Literal["table", "markdown", "csv", "latex", "json"], typer.Option("--format", help="How to show it.")
+        Literal["table", "markdown", "csv", "latex", "json"], typer.Option("--format", help="Output format.")
     ] = "table",
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
 ) -> None:
-    """Compare runs over their seeds: accuracy, time to a target, cost, and a test against a base."""
+    """Compare runs over seeds: accuracy, time to target, cost, and a significance test against a base."""
     from feddumap.report import statistics as numbers
     from feddumap.report import tables
     from feddumap.report.comparison import document
@@ -43,11 +47,10 @@ def compare(
     shown = document(value, notes(found, value))
     if out is not None:
         write_text(out, tables.render(shown, form))
-        console.say(f"written: {out}")
+        console.say(f"wrote {out}")
     elif form == "table":
         tables.show(shown)
     else:
         print(tables.render(shown, form), end="")
     if form == "csv":
-        for note in shown.notes:
-            console.say(f"- {note}")
+        print_notes(shown.notes)

@@ -1,4 +1,4 @@
-"""The command `feddumap export`: thin, it reads options and says what was written."""
+"""`feddumap export`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from typing import Annotated
 
 import typer
 
+from feddumap.cli.options import RunDirectory
+
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
-    to: Annotated[str, typer.Option("--to", help="onnx, torchscript, safetensors or executorch.")],
+    directory: RunDirectory,
+    to: Annotated[str, typer.Option("--to", help="onnx, safetensors or executorch.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Default DIR/model.onnx, .pt and so on.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Default DIR/model.SUFFIX, such as DIR/model.onnx."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
 ) -> None:
-    """Write a run's model as a file for other programs, and compare what they make of it with the model."""
+    """Export a run's model to a file and verify that the file's outputs equal the model's."""
     from feddumap.export import write
     from feddumap.system import console
 
     written = write(directory, to, out, force, console.say)
-    card = written.card
-    images = (
-        f"{written.real} test images and {written.random} random ones"
-        if written.real
-        else (f"{written.random} random images")
-    )
+    metadata = written.metadata
+    test = f"{written.test} test images and " if written.test else ""
     console.out.print(
-        f"{written.path}: {card.run['model']} after {card.run['rounds']} rounds, "
-        f"{card.run['parameters']:,} parameters, {len(card.classes)} classes, "
-        f"{written.path.stat().st_size / 1e6:.2f} MB\n"
-        f"compared with the model on {images}: the largest difference is {written.difference:.2g} "
-        f"in outputs up to {written.largest:.3g}",
+        f"{written.path}: {metadata.run['model']} after {metadata.run['rounds']} rounds, "
+        f"{metadata.run['parameters']:,} parameters, {len(metadata.classes)} classes, "
+        f"{console.byte_size(written.path.stat().st_size)}\n"
+        f"compared with the model on {test}{written.random} random images: largest difference "
+        f"{written.difference:.2g}, largest output {written.largest:.3g}",
         markup=False,
     )

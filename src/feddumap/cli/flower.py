@@ -59,7 +59,7 @@ def up(
     """Start a server and devices on this machine, train, and stop them all; run it again to resume."""
     from feddumap.flower.local import programs, project
     from feddumap.progress import print_summary
-    from feddumap.runs.directory import read_config
+    from feddumap.runs.reader import read_config
     from feddumap.runs.summary import finished, read_summary
     from feddumap.system import console
 

@@ -1,17 +1,25 @@
-"""The command `feddumap paper`: thin, it reads options, has the runs trained and shows them."""
+"""`feddumap paper`."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from feddumap.cli.grid import report_failures
+from feddumap.cli.options import (
+    DryRun,
+    Jobs,
+    Json,
+    Sets,
+    command_line,
+    print_json,
+    print_notes,
+    resumable,
+)
 from feddumap.errors import FeddumapError
-from feddumap.system.signals import exit_code, terminated_like_interrupted
 
 if TYPE_CHECKING:
     from feddumap.paper.item import Item
@@ -19,27 +27,26 @@ if TYPE_CHECKING:
 
 OUT = Path("paper")
 Format = Literal["table", "markdown", "csv", "latex"]
-MANY = 8  # directories that are named one by one
+MAX_LISTED = 8  # run directories listed one by one
 
 
 def paper(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="list|NAME", help="An item, or list to see all.")] = "list",
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run; the paper has 500.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="list|NAME", help="An item of the paper, or list to see all.")
+    ] = "list",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run; 500 in the paper.")] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N|A,B,…", help="Number of seeds (1 to N), or the seeds themselves.")
+        str, typer.Option(metavar="N|A,B,…", help="Number of seeds (1 to N) or a list of seeds.")
     ] = "1",
-    out: Annotated[Path, typer.Option("--out", help="Folder of the runs, which all items share.")] = OUT,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default one per core.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and the time they take.")] = False,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of all runs; may be repeated."),
-    ] = None,
-    form: Annotated[Format, typer.Option("--format", help="How to show it.")] = "table",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs, shared by all items.")] = OUT,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
+    sets: Sets = None,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = "table",
+    as_json: Json = False,
 ) -> None:
-    """Train the runs of a table or figure of the paper, or go on with them, and set its numbers beside."""
+    """Train the runs of a table or figure of the paper and compare with its numbers; rerun to resume."""
     from feddumap.paper.item import find_item
     from feddumap.paper.run_names import cells
     from feddumap.sweep import status
@@ -47,53 +54,47 @@ def paper(
     from feddumap.system.determinism import cores
 
     if name == "list":
-        refuse_others(context)
+        _refuse_run_options(context)
         show_list(as_json)
         return
     item = find_item(name)
     changed = [*([f"train.rounds={rounds}"] if rounds else []), *(sets or ())]
-    try:
-        with terminated_like_interrupted():
-            found = cells(item, out, numbers(seeds), changed, console.say)
-            if dry_run:
-                show_plan(item, status.plan(found, jobs or cores()), as_json)
-                return
-            failures = status.train(found, jobs or cores())
-    except KeyboardInterrupt as stop:
-        console.say(f"stopped; go on with the same command: feddumap {shlex.join(sys.argv[1:])}")
-        raise typer.Exit(exit_code(stop)) from None
+    with resumable(f"stopped; resume with the same command: {command_line()}"):
+        found = cells(item, out, parse_seeds(seeds), changed, console.say)
+        if dry_run:
+            show_plan(item, status.plan(found, jobs or cores()), as_json)
+            return
+        failures = status.train(found, jobs or cores())
     show_results(item, found, changed, form, as_json)
-    further(found, out)
-    if failures:
-        console.say(f"failed: {', '.join(failures)} (reasons above); the same command tries them again")
-        raise typer.Exit(1)
+    show_next_commands(found, out)
+    report_failures(failures)
 
 
-def refuse_others(context: typer.Context) -> None:
-    """A list has no options but --json."""
+def _refuse_run_options(context: typer.Context) -> None:
+    """`paper list` accepts no option but --json."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name not in ("name", "as_json") and source is not None and source.name == "COMMANDLINE":
-            raise FeddumapError(f"{option.opts[0]} is for the runs of one item: name it instead of list")
+            raise FeddumapError(f"{option.opts[0]} applies to one item: give its name instead of list")
 
 
-def numbers(seeds: str) -> list[int]:
-    """The seeds that an option stands for.
+def parse_seeds(seeds: str) -> list[int]:
+    """The seeds given by --seeds: a count, or a comma-separated list.
 
-    >>> numbers("3"), numbers("7,8"), numbers("7,")
+    >>> parse_seeds("3"), parse_seeds("7,8"), parse_seeds("7,")
     ([1, 2, 3], [7, 8], [7])
     """
     parts = [part.strip() for part in seeds.split(",")]
     given = parts[:-1] if len(parts) > 1 and not parts[-1] else parts
     if not all(part.isdecimal() for part in given) or (len(parts) == 1 and not int(seeds)):
         raise FeddumapError(
-            f"--seeds {seeds!r}: expected a number of seeds, such as 3, or seeds, such as 1,2,3"
+            f"--seeds {seeds!r}: expected a number of seeds, such as 3, or a list of seeds, such as 1,2,3"
         )
     return list(range(1, int(seeds) + 1)) if len(parts) == 1 else [int(part) for part in given]
 
 
 def show_list(as_json: bool) -> None:
-    """All items."""
+    """List all items."""
     from feddumap.paper.item import all_items
     from feddumap.paper.tables import about
     from feddumap.sweep.grid import combinations
@@ -106,14 +107,14 @@ def show_list(as_json: bool) -> None:
     rows = [(item.name, item.number, item.shows, runs) for item, runs in found]
     console.table("", ("name", "paper", "shows", "runs"), rows, width=120)
     console.out.print(
-        "Runs are those of one seed; items share many of them, and a run is trained once. To begin: "
+        "Runs are per seed; items share runs, and each run is trained once. Next: "
         "feddumap paper NAME --dry-run",
         markup=False,
     )
 
 
 def show_plan(item: Item, plan: dict[str, Any], as_json: bool) -> None:
-    """What would be trained."""
+    """Show what would be trained."""
     from feddumap.paper.tables import about
     from feddumap.sweep import status
 
@@ -131,11 +132,10 @@ def show_title(item: Item) -> None:
 
 
 def show_results(item: Item, cells: list[Cell], changed: list[str], form: Format, as_json: bool) -> None:
-    """What was measured beside the paper's numbers."""
+    """Show the measured results next to the paper's numbers."""
     from feddumap.paper.results import results
     from feddumap.paper.tables import document
     from feddumap.report import tables
-    from feddumap.system import console
 
     shown = document(results(item, cells), changed, grouped=form != "csv")
     if as_json:
@@ -146,18 +146,13 @@ def show_results(item: Item, cells: list[Cell], changed: list[str], form: Format
     else:
         print(tables.render(shown, form), end="")
         if form == "csv":
-            for note in shown.notes:
-                console.say(f"- {note}")
+            print_notes(shown.notes)
 
 
-def further(cells: list[Cell], out: Path) -> None:
-    """Where to look from here."""
+def show_next_commands(cells: list[Cell], out: Path) -> None:
+    """Print the commands that show more of these runs."""
     from feddumap.system import console
 
-    paths = [str(cell.path) for cell in cells] if len(cells) <= MANY else [str(out)]
-    console.say(f"curves and more: feddumap report {shlex.join(paths)}")
-    console.say(f"tests over seeds: feddumap compare {shlex.join(paths)}")
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    paths = [str(cell.path) for cell in cells] if len(cells) <= MAX_LISTED else [str(out)]
+    console.say(f"curves: feddumap report {shlex.join(paths)}")
+    console.say(f"significance tests: feddumap compare {shlex.join(paths)}")

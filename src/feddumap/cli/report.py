@@ -1,4 +1,4 @@
-"""The command `feddumap report`: thin, it reads options, has the page written and says where it is."""
+"""`feddumap report`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ def report(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR…", help="Run directories, or folders of them.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the page.")] = Path(
-        "report"
-    ),
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Output folder.")] = Path("report"),
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    figures: Annotated[bool, typer.Option(help="Also the figures as PNG and SVG, for a paper.")] = True,
+    figures: Annotated[bool, typer.Option(help="Also write the figures as PNG and SVG, for a paper.")] = True,
 ) -> None:
-    """Make one HTML page about some runs, finished or still going, and its figures as PNG and SVG."""
+    """Write one HTML page about runs, finished or in training, and its figures as PNG and SVG."""
     import webbrowser
 
     from feddumap.report.page import document
@@ -34,4 +32,4 @@ def report(
         path = document.write(out, value, progress, figures=figures)
     console.out.print(f"report: {path}", markup=False)
     if open_it and not webbrowser.open(path.resolve().as_uri()):
-        console.say(f"no browser was found: open {path} yourself")
+        console.say(f"no browser was found: open {path} in one")

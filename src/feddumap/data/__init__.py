@@ -1,1 +1,1 @@
-"""Data sets, how they are split among server and devices, and how far a split is from IID."""
+"""Data sets, their split among server and devices, and its non-IID degrees."""

@@ -1,7 +1,7 @@
-"""A data set, and the folder it is cached in.
+"""Data sets and their cache.
 
-A cached set is four .npy files and a manifest. The arrays are memory-mapped, so any number of worker
-processes share one copy of the pixels, and the manifest's digests tell a damaged file from a good one.
+A cached set is a folder of four .npy files and a manifest. The arrays are memory-mapped, so all worker
+processes share one copy of the pixels; the manifest's digests detect damaged files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Labels = npt.NDArray[np.int64]
 
 MANIFEST, VERIFIED = "manifest.json", "verified.json"
 ARRAY_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, TokenError, OverflowError, MemoryError)
-"""What numpy raises for a damaged .npy header, which it parses as Python, and for the sizes in it."""
+"""What numpy raises for a damaged .npy header, which it parses as Python, and for invalid sizes in it."""
 
 
 class Arrays(NamedTuple):
-    """The content of a set. The field names are the cache's file names."""
+    """The arrays of a set. The field names are the cache's file names."""
 
     train_images: Images
     train_labels: Labels
@@ -43,9 +43,9 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images uint8 [N, 32, 32, 3] and labels int64 [N], read-only and mapped from the cache.
+    """Images uint8 [N, 32, 32, 3] and labels int64 [N], read-only and memory-mapped from the cache.
 
-    `source` says where the images came from.
+    `source` names the origin of the images.
     """
 
     name: str
@@ -58,13 +58,13 @@ class Dataset:
 
     @property
     def folder(self) -> Path:
-        """Where the arrays are mapped from, for other processes to do the same."""
+        """The cache folder that the arrays are mapped from."""
         assert isinstance(self.train_images, np.memmap)
         return Path(str(self.train_images.filename)).parent
 
 
 class FileEntry(BaseModel):
-    """What a file of the cache must be."""
+    """The expected shape, type, size and digest of a cached file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -75,7 +75,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The content of manifest.json; `format` changes when older code could not read the folder."""
+    """The content of manifest.json; `format` changes when older code cannot read the folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -87,7 +87,7 @@ class Manifest(BaseModel):
 
 
 def home() -> Path:
-    """Where feddumap keeps its files: FEDDUMAP_HOME, else a folder in the user's cache."""
+    """The folder for data sets and downloads: FEDDUMAP_HOME, else a folder in the user's cache."""
     chosen = os.environ.get("FEDDUMAP_HOME")
     if chosen:
         return Path(chosen)
@@ -98,8 +98,8 @@ def home() -> Path:
 
 
 def read(folder: Path, verify: bool = True) -> Dataset:
-    """The set cached in `folder`; `verify` also compares every file's sha256 with the manifest, unless that
-    was done since the file was last changed."""
+    """The set cached in `folder`. `verify` also compares every file's sha256 with the manifest, unless the
+    file is unchanged since the last verification."""
     manifest = read_manifest(folder)
     known = _read_verified(folder) if verify else None
     arrays = Arrays(*(_load(folder, name, manifest, known) for name in Arrays._fields))
@@ -112,7 +112,7 @@ def read(folder: Path, verify: bool = True) -> Dataset:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone: what the folder claims to hold."""
+    """The manifest of a cache folder."""
     path = folder / MANIFEST
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -127,36 +127,36 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def find_problem(arrays: Arrays, classes: int) -> str | None:
-    """What keeps `arrays` from being a set of `classes` classes, or None.
+    """Why `arrays` are not a valid set of `classes` classes, or None.
 
     >>> images, labels = np.zeros((2, 32, 32, 3), np.uint8), np.array([0, 7])
     >>> find_problem(Arrays(images, labels, images, labels), 2)
-    'has train_labels from 0 to 7 where 0 to 1 was expected'
+    'has train_labels from 0 to 7, expected 0 to 1'
     """
     for split in ("train", "test"):
         images, labels = getattr(arrays, f"{split}_images"), getattr(arrays, f"{split}_labels")
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
-            return f"has {split}_images {images.dtype} {images.shape} where uint8 (N, 32, 32, 3) was expected"
+            return f"has {split}_images {images.dtype} {images.shape}, expected uint8 (N, 32, 32, 3)"
         if labels.dtype != np.int64 or labels.shape != images.shape[:1] or not len(labels):
             expected = f"int64 ({max(len(images), 1)},)"
-            return f"has {split}_labels {labels.dtype} {labels.shape} where {expected} was expected"
+            return f"has {split}_labels {labels.dtype} {labels.shape}, expected {expected}"
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
-            return f"has {split}_labels from {low} to {high} where 0 to {classes - 1} was expected"
+            return f"has {split}_labels from {low} to {high}, expected 0 to {classes - 1}"
     return None
 
 
 def _read_verified(folder: Path) -> dict[str, list[int]]:
-    """Size and time of change of the files when their digests were last found right."""
+    """Size, modification time and inode of each file when it was last verified."""
     try:
         value = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # then they are compared once more
+        return {}  # verified again
     return value if isinstance(value, dict) else {}
 
 
 def _write_verified(folder: Path, known: dict[str, list[int]]) -> None:
-    with suppress(OSError):  # a cache that cannot be written to is verified each time
+    with suppress(OSError):  # a read-only cache is verified each time
         write_text(folder / VERIFIED, json.dumps(known) + "\n")
 
 
@@ -170,7 +170,7 @@ def _load(
     try:
         found = path.stat()
         if found.st_size != entry.bytes:
-            problem = f"has {found.st_size} bytes where {entry.bytes} were expected"
+            problem = f"has {found.st_size} bytes, expected {entry.bytes}"
             raise _damaged(folder, path, problem, manifest.name)
         mark = [found.st_size, found.st_mtime_ns, found.st_ino]
         if known is not None and known.get(path.name) != mark:
@@ -198,10 +198,10 @@ def _damaged(folder: Path, path: Path, problem: str, name: str | None = None) ->
 def write(
     folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str, replace: bool = False
 ) -> None:
-    """Cache a set in `folder`, which appears whole or not at all.
+    """Write a set to the cache `folder` atomically.
 
-    Whoever renames first wins: a process that finds the folder already there drops its own copy, unless
-    `replace` says that the older one has to go.
+    If several processes write the same set, the first rename wins and the others discard their copies, unless
+    `replace` is set.
     """
     problem = find_problem(arrays, len(classes))
     if problem:
@@ -216,7 +216,7 @@ def write(
             try:
                 fresh.rename(folder)
             except OSError:
-                if not (folder / MANIFEST).exists():  # otherwise another process was first
+                if not (folder / MANIFEST).exists():  # otherwise another process wrote it first
                     raise
             _sync(folder.parent)
     except OSError as error:
@@ -250,7 +250,7 @@ def _write_files(folder: Path, name: str, classes: tuple[str, ...], arrays: Arra
 def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # a rename is only as lasting as the folder it is written in
+        os.fsync(descriptor)  # makes the rename durable
     finally:
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Devices whose label mixes are drawn from a Dirichlet distribution, each image on one device."""
+"""Dirichlet partition: label mixes are drawn from a Dirichlet distribution, each image is on one device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def dirichlet(labels: Ints, classes: int, order: Ints, sizes: Ints, alpha: float, seed: int) -> Ints:
-    """Fill devices of the given sizes with class mixes P_k ~ Dirichlet(α), each image to one device.
+    """Assign each image of `order` to one device; device k has `sizes[k]` images and a mix P_k ~
+    Dirichlet(α).
 
-    How many images of each class a device gets is drawn first; then every class's images, in random order,
-    go to the devices in turn.
+    The number of images per class and device is drawn first; then each class's images, in random order, are
+    dealt to the devices.
     """
     rng = stream(seed, "partition", "dirichlet")
     by_class = order[np.argsort(labels[order], kind="stable")]
@@ -27,21 +28,21 @@ def dirichlet(labels: Ints, classes: int, order: Ints, sizes: Ints, alpha: float
 def _log_mixes(devices: int, classes: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """log Gamma(α) variables, [N, C]: their softmax over any set of classes is Dirichlet(α) on that set.
 
-    Gamma(α) = Gamma(α + 1) · U^(1/α), kept as logarithms because for α = 0.01 most would be 0 as floats.
+    Gamma(α) = Gamma(α + 1) · U^(1/α), as logarithms because for α = 0.01 most values underflow.
     """
     shape = (devices, classes)
-    tail = rng.standard_exponential(shape) / max(alpha, 1e-300)  # no overflow; there α is 0 in effect
+    tail = rng.standard_exponential(shape) / max(alpha, 1e-300)  # avoids overflow; such an α is 0 in effect
     return np.asarray(np.log(rng.standard_gamma(alpha + 1, shape)) - tail)
 
 
 def _class_counts(
     log_mixes: npt.NDArray[np.float64], sizes: Ints, available: Ints, rng: np.random.Generator
 ) -> Ints:
-    """Images of class c that device k takes, [N, C], with row sums `sizes` and column sums `available`.
+    """Number of images of class c on device k, [N, C], with row sums `sizes` and column sums `available`.
 
-    Every device asks for its missing images by its mix over the classes that have some left; a class asked
-    for more than it has is emptied among a random choice of the requests. So each pass either ends it or
-    empties a class: there are at most C passes.
+    Every device requests its missing images by its mix over the classes that have images left; a class with
+    more requests than images serves a random subset of them. Each pass finishes or empties a class, so there
+    are at most C passes.
     """
     taken = np.zeros(log_mixes.shape, dtype=np.int64)
     left, missing = available.copy(), sizes.copy()
@@ -59,7 +60,7 @@ def _class_counts(
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """The ranges start, …, start + length − 1, one after another.
+    """The ranges start, …, start + length − 1, concatenated.
 
     >>> ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))
     array([ 5,  6,  9, 10, 11])

@@ -1,15 +1,26 @@
-"""Label mixes and how far apart they are: the non-IID degree of the paper."""
+"""Label mixes, their divergence (the paper's non-IID degree) and its figures for a split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feddumap.config import Config
+from feddumap.core.sampling import select
+from feddumap.data import partition
+from feddumap.data.partition import Split
+from feddumap.data.sources import catalog
 from feddumap.errors import FeddumapError
+from feddumap.system.callbacks import Say
 
 Floats = npt.NDArray[np.float64]
 
 
 def mix(counts: npt.ArrayLike) -> Floats:
-    """P(y) = n_y / Σ n_y along the last axis: a label mix from counts, or from probabilities.
+    """P(y) = n_y / Σ n_y along the last axis: normalises counts or probabilities.
 
     >>> mix([[1, 3], [5, 0]])
     array([[0.25, 0.75],
@@ -18,12 +29,12 @@ def mix(counts: npt.ArrayLike) -> Floats:
     value = np.asarray(counts, dtype=np.float64)
     if value.ndim == 0 or not np.isfinite(value).all() or (value < 0).any():
         raise FeddumapError(
-            f"label counts {_shown(value)}: expected finite numbers of 0 or more, one a class"
+            f"label counts {_shown(value)}: expected finite non-negative numbers, one per class"
         )
     total = value.sum(axis=-1, keepdims=True)
     if (total == 0).any():
         raise FeddumapError(
-            f"label counts {_shown(value)}: a node without images has no label mix; leave it out"
+            f"label counts {_shown(value)}: a node without images has no label mix; exclude it"
         )
     return np.asarray(value / total)
 
@@ -34,9 +45,9 @@ def divergence(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
         D_JS(P, Q) = ½ D_KL(P ‖ M) + ½ D_KL(Q ‖ M),   M = ½ (P + Q)
         D_KL(P ‖ M) = Σ_y P(y) log₂(P(y) / M(y))
 
-    Counts are normalised first, terms with P(y) = 0 are 0, and base 2 keeps the result in [0, 1]: 0 for
-    equal mixes, 1 for mixes without a common class. Rows of matrices are compared row by row, and a vector
-    with each row of a matrix; two vectors give an array without dimensions.
+    Counts are normalised first and terms with P(y) = 0 are 0. The result is in [0, 1]: 0 for equal mixes, 1
+    for mixes without a common class. The arguments broadcast: matrices are compared row by row, a vector with
+    each row of a matrix; two vectors give a 0-d array.
 
     Uniform over 2, 5 and all of 10 classes against uniform, the paper's d₁, d₂ and d₃:
 
@@ -48,16 +59,16 @@ def divergence(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
     """
     left, right = mix(p), mix(q)
     value = (_relative_entropy(left, right) + _relative_entropy(right, left)) / 2
-    return np.asarray(np.clip(value, 0.0, 1.0))  # rounding may pass the limits by an ulp
+    return np.asarray(np.clip(value, 0.0, 1.0))  # rounding may exceed the bounds by an ulp
 
 
 def non_iid_degree(counts: npt.ArrayLike, reference: npt.ArrayLike) -> float:
-    """D(P) of one node, or of a group taken together, against the mix of the reference.
+    """D(P) of one node, or of a pooled group of nodes, relative to the mix of the reference.
 
         P' = Σ_k n_k P_k / Σ_k n_k,   D(P') = D_JS(P', P̄)
 
-    A matrix holds one row of label counts a device and is pooled; so D' is that of the chosen devices' rows
-    and D₀ that of the server's counts, both with all devices' rows as reference.
+    A matrix holds one row of label counts per device and is pooled: D' is the degree of the cohort's rows and
+    D₀ that of the server's counts, both with all devices' rows as reference.
 
     >>> devices = np.array([[10, 0], [0, 10], [10, 0], [0, 10]])
     >>> non_iid_degree(devices[:2], devices), round(non_iid_degree(devices[0], devices), 4)
@@ -66,13 +77,72 @@ def non_iid_degree(counts: npt.ArrayLike, reference: npt.ArrayLike) -> float:
     return float(divergence(_pooled(counts), _pooled(reference)))
 
 
+@dataclass(frozen=True, eq=False)
+class SplitMixes:
+    """Label counts of a split and their non-IID degrees relative to the mix of all devices."""
+
+    counts: npt.NDArray[np.int64]  # [N, C]
+    degrees: Floats  # [N]
+    server_counts: npt.NDArray[np.int64]  # [C]
+    server_degree: float | None  # None without server images
+
+
+def split_mixes(split: Split, labels: npt.NDArray[np.integer], classes: int) -> SplitMixes:
+    """The label counts and degrees of a split of `labels`."""
+    counts = split.counts(labels, classes)
+    server = np.bincount(labels[split.server], minlength=classes)
+    return SplitMixes(
+        counts,
+        divergence(counts, counts.sum(axis=0)),
+        server,
+        non_iid_degree(server, counts) if len(split.server) else None,
+    )
+
+
+def split_statistics(config: Config, say: Say) -> dict[str, Any]:
+    """The output of `feddumap inspect data`: sizes, label counts and degrees of a configured split."""
+    dataset = catalog.get(config.data.name, say=say)
+    classes, labels, seed = len(dataset.classes), dataset.train_labels, config.run.seed
+    data = partition.resolve(config.data, classes)
+    split = partition.split(labels, classes, data, seed)
+    mixes = split_mixes(split, labels, classes)
+    cohort = min(config.train.cohort, data.devices)
+    chosen = select(config.replace(train={"cohort": cohort}), 0)
+    return {
+        "data": dataset.name,
+        "classes": classes,
+        "train": len(labels),
+        "test": len(dataset.test_labels),
+        "partition": data.partition,
+        "devices": data.devices,
+        "samples": {
+            "min": int(split.sizes.min()),
+            "max": int(split.sizes.max()),
+            "total": int(split.sizes.sum()),
+        },
+        "degree_devices": {
+            "min": float(mixes.degrees.min()),
+            "mean": float(mixes.degrees.mean()),
+            "max": float(mixes.degrees.max()),
+            "each": [float(degree) for degree in mixes.degrees],
+        },
+        "degree_cohort": non_iid_degree(mixes.counts[chosen], mixes.counts),
+        "server": {
+            "samples": len(split.server),
+            "classes": int((mixes.server_counts > 0).sum()),
+            "labels": mixes.server_counts.tolist(),
+            "degree": mixes.server_degree,
+        },
+    }
+
+
 def _pooled(counts: npt.ArrayLike) -> Floats:
     value = np.asarray(counts, dtype=np.float64)
     return np.asarray(value.sum(axis=0)) if value.ndim == 2 else value
 
 
 def _relative_entropy(p: Floats, q: Floats) -> Floats:
-    """D_KL(P ‖ ½ (P + Q)); written as 2p / (p + q) because ½ (p + q) underflows before p does."""
+    """D_KL(P ‖ ½ (P + Q)), with the ratio 2p / (p + q) because ½ (p + q) underflows before p does."""
     present = np.broadcast_to(p > 0, np.broadcast_shapes(p.shape, q.shape))
     ratio = np.divide(2 * p, p + q, out=np.ones(present.shape), where=present)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1))

@@ -1,7 +1,7 @@
-"""Who holds which training images: label shards, IID or Dirichlet devices, and the server's own share.
+"""The partition of the training images: label shards, IID or Dirichlet devices, and the server's share.
 
-The first 80 % of the training images, in the data set's order, belong to the devices and the last 20 % are
-what the server's images are drawn from, so server and devices never share one.
+The first 80 % of the training images, in the data set's order, belong to the devices; the server's images are
+drawn from the last 20 %, so server and devices never share an image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from feddumap.errors import FeddumapError
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Positions in the training set: device k holds `indices[offsets[k]:offsets[k + 1]]`.
+    """Indices into the training set: device k holds `indices[offsets[k]:offsets[k + 1]]`.
 
     >>> made = Split(np.array([4, 2, 0]), np.array([0, 2, 3]), np.array([1]))
     >>> made.devices, made.device(0), made.sizes, made.counts(np.array([0, 1, 1, 1, 0]), 2)
@@ -39,17 +39,17 @@ class Split:
 
     @property
     def sizes(self) -> Ints:
-        """n_k of every device."""
+        """n_k, the number of images of each device."""
         return np.diff(self.offsets)
 
     def device(self, k: int) -> Ints:
-        """The images of device k."""
+        """Indices of the images of device k."""
         if not 0 <= k < self.devices:
             raise IndexError(f"device {k}: expected 0 to {self.devices - 1}")
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def counts(self, labels: npt.NDArray[np.integer], classes: int) -> Ints:
-        """Images of each class on each device, [N, C]."""
+        """Number of images of each class on each device, [N, C]."""
         owner = np.repeat(np.arange(self.devices), self.sizes)
         cell = owner * classes + _check_labels(labels, classes)[self.indices]
         return np.bincount(cell, minlength=self.devices * classes).reshape(self.devices, classes)
@@ -60,7 +60,7 @@ class Split:
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, npt.NDArray[np.int64]], samples: int) -> Split:
-        """A saved split of a training set of `samples` images, checked as if it came from a stranger."""
+        """A saved split of a training set of `samples` images, fully validated."""
         names = ("indices", "offsets", "server")
         if set(arrays) != set(names):
             raise _damaged(f"it has the arrays {sorted(arrays)}, expected {', '.join(names)}")
@@ -80,11 +80,11 @@ class Split:
 
 
 def _damaged(reason: str) -> FeddumapError:
-    return FeddumapError(f"the saved split does not fit: {reason}; make it anew from its configuration")
+    return FeddumapError(f"the saved split is invalid: {reason}; recreate it from its configuration")
 
 
 def resolve(config: DataConfig, classes: int) -> DataConfig:
-    """The section with its defaults filled in: max(2, C // 5) shards a device, C // 2 server classes.
+    """The section with its defaults filled in: max(2, C // 5) shards per device, C // 2 server classes.
 
     >>> made = resolve(DataConfig(), 100)
     >>> made.shards_per_device, made.server_classes
@@ -92,31 +92,31 @@ def resolve(config: DataConfig, classes: int) -> DataConfig:
     """
     if config.partition == "shards" and config.size_spread > 0:
         raise FeddumapError(
-            f"data.size_spread = {config.size_spread}: expected 0 with data.partition = 'shards', where all "
-            "devices are alike; use iid or dirichlet"
+            f"data.size_spread = {config.size_spread}: expected 0 with data.partition = 'shards', which "
+            "makes devices of equal size; use iid or dirichlet"
         )
     server_classes = config.server_classes or max(1, classes // 2)
     if server_classes > classes:
         raise FeddumapError(
-            f"data.server_classes = {server_classes}: expected at most {classes}, as the data set has no "
-            "more classes; lower it"
+            f"data.server_classes = {server_classes}: expected at most {classes}, the number of "
+            "classes of the data set; lower it"
         )
     shards = config.shards_per_device or max(2, classes // 5)
     return config.model_copy(update={"shards_per_device": shards, "server_classes": server_classes})
 
 
 def split(labels: npt.NDArray[np.integer], classes: int, config: DataConfig, seed: int) -> Split:
-    """Deal the training images to devices and server. Equal arguments give equal splits.
+    """Assign the training images to devices and server, deterministically.
 
-    The server's images do not depend on how the devices' are split, nor the other way round.
+    The server's images and the devices' do not depend on each other's settings.
     """
     config = resolve(config, classes)
     labels = _check_labels(labels, classes)
     cut = len(labels) * 4 // 5
     if config.devices > cut:
         raise FeddumapError(
-            f"data.devices = {config.devices}: expected at most {cut}, as the devices share {cut} images and "
-            "each needs one; lower it or take a larger data set"
+            f"data.devices = {config.devices}: expected at most {cut}, the number of device images, as "
+            "each device needs one; lower it or use a larger data set"
         )
     if config.partition == "shards":
         indices, sizes = _shards(labels[:cut], config, seed)
@@ -130,7 +130,7 @@ def split(labels: npt.NDArray[np.integer], classes: int, config: DataConfig, see
 
 
 def _shards(pool: Ints, config: DataConfig, seed: int) -> tuple[Ints, Ints]:
-    """Sort the pool by label, cut it into shards as equal as can be, and deal them in random order."""
+    """Sort the pool by label, split it into shards of nearly equal size, and deal them in random order."""
     assert config.shards_per_device is not None
     number = config.devices * config.shards_per_device
     if number > len(pool):
@@ -149,8 +149,8 @@ def _shards(pool: Ints, config: DataConfig, seed: int) -> tuple[Ints, Ints]:
 def _sizes(total: int, devices: int, spread: float, seed: int) -> Ints:
     """n_k ∝ LogNormal(0, σ), rounded by largest remainder to the sum `total`, none below 1.
 
-    Devices whose share is below one image get one, and the others share what is left; repeat, as that lowers
-    the others' shares.
+    Devices whose share is below one image get one and the others share the rest; this repeats because it
+    lowers the others' shares.
     """
     if spread == 0:
         return _even_sizes(total, devices)
@@ -158,7 +158,7 @@ def _sizes(total: int, devices: int, spread: float, seed: int) -> Ints:
     small = np.zeros(devices, dtype=bool)
     while True:
         ideal = np.where(small, 1.0, weight * (total - small.sum()) / weight[~small].sum())
-        below = ~small & (ideal < 1 - 1e-9)  # the tolerance: rounding must not call all of them small
+        below = ~small & (ideal < 1 - 1e-9)  # with a tolerance for rounding
         if not below.any():
             break
         small |= below
@@ -171,15 +171,16 @@ def _sizes(total: int, devices: int, spread: float, seed: int) -> Ints:
 def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int) -> Ints:
     """n₀ = round(p · device images) in equal parts of `server_classes` classes, from the last 20 %.
 
-    Classes and images are the beginnings of random orders, so with the same seed a smaller p gives a part of
-    the images of a larger one, and fewer classes are a part of more. The i-th class holds ⌈(n₀ − i) / k⌉;
-    where a class has fewer, all classes hold that many (`requested_server_images` tells what was asked for).
+    Classes and images are prefixes of random permutations: with the same seed, a smaller p gives a subset of
+    the images of a larger one, and fewer classes a subset of more. The i-th class holds ⌈(n₀ − i) / k⌉
+    images; if some class has fewer, no class holds more than that (`requested_server_images` is the number
+    requested).
     """
     assert config.server_classes is not None
     wanted = requested_server_images(config, len(labels))
     if config.server_fraction > 0 and wanted == 0:
         raise FeddumapError(
-            f"data.server_fraction = {config.server_fraction}: gives no image, as the devices have {cut}; "
+            f"data.server_fraction = {config.server_fraction}: gives no image of {cut} device images; "
             f"expected 0 or more than {0.5 / cut:.2g}"
         )
     if wanted > len(labels) - cut:
@@ -205,8 +206,8 @@ def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int)
 def validation(
     labels: npt.NDArray[np.integer], classes: int, config: DataConfig, made: Split, seed: int
 ) -> Ints:
-    """`data.validation` images in equal parts of the server's classes, from those of the last 20 % that the
-    server does not train on. They depend on the seed and on the server's images only."""
+    """`data.validation` images in equal parts of the server's classes, from the images of the last 20 % that
+    the server does not train on. They depend only on the seed and the server's images."""
     if not config.validation:
         return np.zeros(0, dtype=np.int64)
     labels = _check_labels(labels, classes)
@@ -231,18 +232,20 @@ def validation(
 
 
 def requested_server_images(config: DataConfig, images: int) -> int:
-    """The server images that `server_fraction` asks for, p · device images, out of `images` in all."""
+    """round(p · device images), the server images that `server_fraction` requests of `images` in total."""
     return round(config.server_fraction * (images * 4 // 5))
 
 
 def _even_sizes(total: int, parts: int) -> Ints:
-    """Sizes of `parts` parts of `total` that differ by at most one, the larger first, as np.array_split."""
+    """Sizes of `parts` parts of `total` that differ by at most one, larger first, as in np.array_split."""
     return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
 
 
 def _check_labels(labels: npt.NDArray[np.integer], classes: int) -> Ints:
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
-        raise FeddumapError(f"labels are {labels.dtype} of shape {labels.shape}: expected a list of integers")
+        raise FeddumapError(
+            f"labels are {labels.dtype} of shape {labels.shape}: expected a vector of integers"
+        )
     if labels.min() < 0 or labels.max() >= classes:
         raise FeddumapError(
             f"labels reach from {labels.min()} to {labels.max()}: expected 0 to {classes - 1} with {classes} "

@@ -1,19 +1,20 @@
-"""Take a trained model away: `write` makes a file for other programs, `load` reads one back.
+"""Export trained models: `write` makes a file for other programs, `load` reads a safetensors export.
 
     from feddumap import export
 
     export.write("runs/first", "onnx")              # runs/first/model.onnx, compared with the model
     export.write("runs/first", "safetensors", "my.safetensors")
-    network, card = export.load("my.safetensors")   # a torch module, and what it is
+    network, metadata = export.load("my.safetensors")   # a torch module and its description
 
-What is heavy is loaded when first used.
+Heavy dependencies are imported on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from feddumap.system.callbacks import Say, ignore
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,12 +30,12 @@ def write(
     to: str,
     out: str | Path | None = None,
     force: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = ignore,
 ) -> ExportResult:
-    """Write the model of a run's newest good checkpoint as `out`; default DIRECTORY/model.SUFFIX.
+    """Write the model of a run's newest valid checkpoint to `out`; default DIRECTORY/model.SUFFIX.
 
-    `to` is onnx, torchscript, safetensors or executorch. The file is loaded again with its own runtime and
-    compared with the model before it gets its name. One that exists is replaced only by `force`.
+    `to` is onnx, safetensors or executorch. The file is loaded with its own runtime and its outputs are
+    compared with the model's before it is renamed to `out`. An existing file is an error unless `force`.
     """
     from feddumap.export import writer
 
@@ -42,7 +43,7 @@ def write(
 
 
 def load(path: str | Path) -> tuple[nn.Module, Metadata]:
-    """The network of a safetensors export, in eval mode, and what the file says about it."""
+    """The network of a safetensors export, in eval mode, and the file's metadata."""
     from feddumap.export import formats
 
     return formats.load(Path(path))

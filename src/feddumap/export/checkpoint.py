@@ -1,4 +1,4 @@
-"""What is exported: the global model of a run's newest good checkpoint, and what is known about it."""
+"""The model to export: the global model of a run's newest valid checkpoint, and its metadata."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import nn
 
 from feddumap.config import Config
 from feddumap.data.sources import catalog
-from feddumap.data.sources.download import Say
-from feddumap.engine.rounds import in_use
+from feddumap.engine.rounds import active_parameters
 from feddumap.errors import FeddumapError
 from feddumap.export.metadata import Metadata
 from feddumap.models import network
 from feddumap.models.cost import macs
-from feddumap.runs.directory import Saved, read_checkpoint, read_config, read_records
+from feddumap.runs.reader import Checkpoint, read_checkpoint, read_config, read_records
+from feddumap.system.callbacks import Say
 
-IMAGES = 32  # test images that a file is compared on
+IMAGES = 32  # test images to compare outputs on
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network in eval mode, its card, and some test images (bytes [n, h, w, c]; perhaps none)."""
+    """A network in eval mode, its metadata, and test images (uint8 [n, h, w, c]; possibly none)."""
 
     network: nn.Module
-    card: Metadata
+    metadata: Metadata
     images: torch.Tensor
 
 
 def read(directory: Path, say: Say) -> TrainedModel:
-    """The newest good model of a run directory, which may be in training meanwhile."""
+    """The newest valid model of a run directory; the run may be in training."""
     config = read_config(directory)
     state = _newest(directory, say).state
     classes, images = _classes_and_images(config, state.architecture.classes, say)
@@ -43,14 +43,14 @@ def read(directory: Path, say: Say) -> TrainedModel:
         "seed": config.run.seed,
         "rounds": state.round,
         "accuracy": records[-1]["accuracy"] if len(records) == state.round > 0 else None,
-        "parameters": in_use(state),
+        "parameters": active_parameters(state),
         "macs": macs(state.architecture),
     }
     module = network(state.architecture, state.weights).eval()
     return TrainedModel(module, Metadata(state.architecture, classes, run), images)
 
 
-def _newest(directory: Path, say: Say) -> Saved:
+def _newest(directory: Path, say: Say) -> Checkpoint:
     while True:
         paths = _checkpoints(directory)
         damaged = []
@@ -58,7 +58,7 @@ def _newest(directory: Path, say: Say) -> Saved:
             try:
                 saved = read_checkpoint(path)
             except FeddumapError as error:
-                if path.exists():  # a run in training drops its older ones
+                if path.exists():  # a run in training deletes old checkpoints
                     damaged.append(str(error))
                 continue
             if damaged:
@@ -68,11 +68,10 @@ def _newest(directory: Path, say: Say) -> Saved:
             break
     if damaged:
         raise FeddumapError(
-            f"{directory} has no good checkpoint ({'; '.join(damaged)}): make one with "
-            f"`feddumap resume {directory}`"
+            f"{directory} has no valid checkpoint ({'; '.join(damaged)}): run `feddumap resume {directory}`"
         )
     raise FeddumapError(
-        f"{directory} has no checkpoint yet: wait for the first round, or `feddumap resume {directory}`"
+        f"{directory} has no checkpoint yet: wait for the first round or run `feddumap resume {directory}`"
     )
 
 
@@ -81,24 +80,24 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _classes_and_images(config: Config, count: int, say: Say) -> tuple[tuple[str, ...], torch.Tensor]:
-    """The classes' names and some test images, as far as they are at hand: nothing is downloaded."""
+    """Class names and test images of a cached data set; nothing is downloaded."""
     name = config.data.name
     none = torch.empty(0, 32, 32, 3, dtype=torch.uint8)
     try:
         cached = name == "digits" or catalog.cache_folder(name).exists()
-    except FeddumapError:  # the .npz file is gone, which is said below
+    except FeddumapError:  # the .npz file is gone; reported below
         cached = False
     if cached:
         dataset = catalog.get(name)
         classes, images = dataset.classes, torch.from_numpy(dataset.test_images[:IMAGES].copy())
     elif name in catalog.PUBLISHED:
         classes, images = catalog.PUBLISHED[name].classes, none
-        say(f"{name} is not in the cache: the file is compared on random images alone")
+        say(f"{name} is not cached: outputs are compared on random images only")
     else:
         classes, images = tuple(map(str, range(count))), none
-        say(f"{name} is not in the cache: the classes are numbered, the file is compared on random images")
+        say(f"{name} is not cached: classes are numbered, outputs are compared on random images only")
     if len(classes) != count:
         raise FeddumapError(
-            f"{name} has {len(classes)} classes, the model {count}: put back the data that it was trained on"
+            f"{name} has {len(classes)} classes, the model {count}: restore the data set it was trained on"
         )
     return classes, images

@@ -1,15 +1,13 @@
-"""The formats: how a network becomes the bytes of a file, and how the file's own runtime reads it."""
+"""Export formats: an encoder and, with the format's own runtime, a decoder for each."""
 
 from __future__ import annotations
 
-import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,14 +21,13 @@ from feddumap.export.metadata import INPUT, KEY, OUTPUT, Metadata
 from feddumap.models import INPUT_SHAPE, network
 
 Predict = Callable[[torch.Tensor], torch.Tensor]
-JSON_FILE = f"{KEY}.json"
 
 
 @dataclass(frozen=True)
 class Format:
-    """`encode` makes a file's bytes; `decode` reads the file back as a function and its card.
+    """`encode` serializes a network; `decode` loads the file as a function of images, and its metadata.
 
-    `packages` must be installed; `batch` is the number of images a file takes at a time, None is any.
+    `packages` are required imports; `batch` is the fixed batch size of a file, None for any.
     """
 
     suffix: str
@@ -46,7 +43,7 @@ def _example(batch: int) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters tell of packages they do not need and of interfaces that will change one day."""
+    """Suppress the exporters' warnings about optional packages and future interface changes."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -60,7 +57,7 @@ def _quiet() -> Iterator[None]:
 # ONNX, read by onnxruntime
 
 
-def _to_onnx(module: nn.Module, card: Metadata) -> bytes:
+def _to_onnx(module: nn.Module, metadata: Metadata) -> bytes:
     batch = torch.export.Dim("batch")
     with _quiet():
         program = torch.onnx.export(
@@ -76,9 +73,9 @@ def _to_onnx(module: nn.Module, card: Metadata) -> bytes:
     proto = program.model_proto
     graph = proto.graph
     for part in [*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph]:
-        del part.metadata_props[:]  # where in the source it came from, with this machine's paths
+        del part.metadata_props[:]  # source locations, with paths of this machine
     entry = proto.metadata_props.add()
-    entry.key, entry.value = KEY, card.to_json()
+    entry.key, entry.value = KEY, metadata.to_json()
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
 
@@ -95,54 +92,36 @@ def _from_onnx(path: Path) -> tuple[Predict, Metadata]:
     return predict, Metadata.from_json(session.get_modelmeta().custom_metadata_map[KEY])
 
 
-# TorchScript, read by torch
-
-
-def _to_torchscript(module: nn.Module, card: Metadata) -> bytes:
-    buffer = io.BytesIO()
-    with _quiet(), torch.no_grad():
-        script: Any = torch.jit.trace(module, _example(2), check_trace=False)  # type: ignore[no-untyped-call]
-        torch.jit.save(script, buffer, _extra_files={JSON_FILE: card.to_json()})
-    return buffer.getvalue()
-
-
-def _from_torchscript(path: Path) -> tuple[Predict, Metadata]:
-    found = {JSON_FILE: ""}
-    with _quiet():
-        script: Any = torch.jit.load(str(path), _extra_files=found)  # type: ignore[no-untyped-call]
-    return script, Metadata.from_json(found[JSON_FILE])
-
-
 # safetensors, read by feddumap
 
 
-def _to_safetensors(module: nn.Module, card: Metadata) -> bytes:
+def _to_safetensors(module: nn.Module, metadata: Metadata) -> bytes:
     tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-    return tensor_bytes(tensors, {KEY: card.to_json(), "digest": digest(tensors)})
+    return tensor_bytes(tensors, {KEY: metadata.to_json(), "digest": digest(tensors)})
 
 
 def load(path: Path) -> tuple[nn.Module, Metadata]:
-    """The network of a safetensors export, in eval mode, and its card; anything amiss is an error."""
+    """The network of a safetensors export, in eval mode, and its metadata; an invalid file is an error."""
     try:
         with safe_open(path, "pt") as file:
-            told = file.metadata() or {}
-            if KEY not in told:
-                raise ValueError("it has no description of a network")
+            header = file.metadata() or {}
+            if KEY not in header:
+                raise ValueError("it has no metadata of a network")
             tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if told.get("digest") != digest(tensors):
+        if header.get("digest") != digest(tensors):
             raise ValueError("its checksum does not match")
-        card = Metadata.from_json(told[KEY])
+        metadata = Metadata.from_json(header[KEY])
     except (OSError, ValueError, SafetensorError) as error:
         raise FeddumapError(
-            f"cannot read {path} ({error}): give a file that `feddumap export DIR --to safetensors` wrote"
+            f"cannot read {path} ({error}): expected a file written by `feddumap export DIR --to safetensors`"
         ) from None
-    return network(card.architecture, tensors).eval(), card
+    return network(metadata.architecture, tensors).eval(), metadata
 
 
-# ExecuTorch, read by its runtime: one image at a time, for the XNNPACK kernels of ordinary processors
+# ExecuTorch, read by its runtime: batches of one image, for XNNPACK's CPU kernels
 
 
-def _to_executorch(module: nn.Module, card: Metadata) -> bytes:
+def _to_executorch(module: nn.Module, metadata: Metadata) -> bytes:
     with _quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -150,7 +129,7 @@ def _to_executorch(module: nn.Module, card: Metadata) -> bytes:
         lowered = to_edge_transform_and_lower(
             torch.export.export(module, (_example(1),)),
             partitioner=[XnnpackPartitioner()],
-            constant_methods={KEY: card.to_json()},
+            constant_methods={KEY: metadata.to_json()},
         )
         data: bytes = lowered.to_executorch().buffer
     return data
@@ -166,14 +145,13 @@ def _from_executorch(path: Path) -> tuple[Predict, Metadata]:
 
     def predict(images: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = forward.execute([images])[0]
-        return logits.clone()  # the runtime writes the next answer in the same place
+        return logits.clone()  # the runtime reuses its output buffer
 
     return predict, Metadata.from_json(program.load_method(KEY).execute([])[0])
 
 
 FORMATS = {
     "onnx": Format("onnx", _to_onnx, _from_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    "torchscript": Format("pt", _to_torchscript, _from_torchscript),
     "safetensors": Format("safetensors", _to_safetensors, load),
     "executorch": Format("pte", _to_executorch, _from_executorch, ("executorch",), batch=1),
 }

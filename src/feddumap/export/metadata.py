@@ -1,4 +1,4 @@
-"""What an exported file says about itself, in every format: one JSON text under the name `feddumap`."""
+"""The metadata of an exported file, in every format: one JSON text under the key `feddumap`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ INPUT, OUTPUT = "images", "logits"
 
 @dataclass(frozen=True)
 class Metadata:
-    """The network as data, the names of its classes in the order of its outputs, and the run it comes from.
+    """The architecture, the class names in the order of the outputs, and the run the model comes from.
 
-    `batch` is the number of images that the file takes at a time; None is any number.
+    `batch` is the fixed batch size of the file, None for any.
     """
 
     architecture: Architecture
@@ -53,11 +53,11 @@ class Metadata:
 
     @staticmethod
     def from_json(text: str | bytes) -> Metadata:
-        """Read one; a text that is none is a ValueError."""
+        """Parse metadata; invalid text is a ValueError."""
         try:
             value = json.loads(text)
             if value["format"] != 1:
-                raise ValueError(f"its format is {value['format']!r}, where 1 was expected")
+                raise ValueError(f"its metadata has format {value['format']!r}, expected 1")
             batch = value["input"]["shape"][0]
             return Metadata(
                 Architecture.from_json(value["architecture"]),
@@ -66,4 +66,4 @@ class Metadata:
                 batch if isinstance(batch, int) else None,
             )
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"its description lacks something ({error})") from None
+            raise ValueError(f"its metadata is incomplete ({error})") from None

@@ -1,4 +1,4 @@
-"""Writing an export: the file is made, read back and compared under another name, then it gets its own."""
+"""Writing an export: the file is written, read back and verified under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pathlib import Path
 import torch
 
 from feddumap.core.rng import torch_stream
-from feddumap.data.sources.download import Say
 from feddumap.errors import FeddumapError, unknown
 from feddumap.export import checkpoint
 from feddumap.export.checkpoint import TrainedModel
 from feddumap.export.formats import FORMATS, Format, Predict
 from feddumap.export.metadata import Metadata
 from feddumap.models import INPUT_SHAPE
-from feddumap.system.atomic_files import replacing
+from feddumap.system.atomic_files import atomic_replacement
+from feddumap.system.callbacks import Say
 from feddumap.training.samples import to_input
 
-BATCHES = (1, 2, 7)  # of random images
-TOLERANCE = 1e-4  # of the largest output, or of 1 where that is smaller
+BATCHES = (1, 2, 7)  # sizes of the batches of random images
+TOLERANCE = 1e-4  # relative to the largest output, or to 1 if that is smaller
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written: the file, its card, how many random and real images it was compared with the model
-    on, and the largest difference of an output there, among outputs up to `largest`."""
+    """The exported file, its metadata, the numbers of random and test images it was verified on, and the
+    largest absolute difference and the largest absolute output there."""
 
     path: Path
-    card: Metadata
+    metadata: Metadata
     random: int
-    real: int
+    test: int
     difference: float
     largest: float
 
 
 def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> ExportResult:
-    """`feddumap.export.write`: everything that can be wrong is found before the model is converted."""
+    """`feddumap.export.write`: arguments are checked before the model is converted."""
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
     form = FORMATS[to]
@@ -47,13 +47,13 @@ def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> 
     path = out or directory / f"model.{form.suffix}"
     trained = checkpoint.read(directory, say)
     _check_path(path, force)
-    trained = replace(trained, card=replace(trained.card, batch=form.batch))
+    trained = replace(trained, metadata=replace(trained.metadata, batch=form.batch))
     data = _encoded(to, form, trained)
-    with replacing(path) as neighbour:
+    with atomic_replacement(path) as neighbour:
         neighbour.write_bytes(data)
         difference, largest = _compare(to, form, neighbour, trained)
     random = sum(len(batch) for batch in _random_batches(form))
-    return ExportResult(path, trained.card, random, len(trained.images), difference, largest)
+    return ExportResult(path, trained.metadata, random, len(trained.images), difference, largest)
 
 
 def _require_packages(to: str, form: Format) -> None:
@@ -62,47 +62,50 @@ def _require_packages(to: str, form: Format) -> None:
             import_module(package)
         except ImportError as error:
             raise FeddumapError(
-                f"the format {to} needs the package {package}, which cannot be imported here ({error}): "
+                f"the format {to} needs the package {package}, which cannot be imported ({error}): "
                 f"pip install {' '.join(form.packages)}"
             ) from None
 
 
 def _check_path(path: Path, force: bool) -> None:
     if path.is_dir():
-        raise FeddumapError(f"{path} is a folder: give --out the name of a file")
+        raise FeddumapError(f"{path} is a folder: set --out to a file")
     if not path.parent.is_dir():
-        raise FeddumapError(f"the folder {path.parent} does not exist: make it, or give --out another name")
+        raise FeddumapError(f"the folder {path.parent} does not exist: create it or choose another --out")
     if path.exists() and not force:
-        raise FeddumapError(f"{path} exists: give --out another name, or --force to replace it")
+        raise FeddumapError(f"{path} exists: choose another --out, or overwrite it with --force")
 
 
 def _encoded(to: str, form: Format, trained: TrainedModel) -> bytes:
     module = deepcopy(trained.network)
     for tensor in [*module.parameters(), *module.buffers()]:
-        # channels-last is for training: files have the usual order
+        # training uses channels-last; files use the default memory format
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     try:
-        return form.encode(module, trained.card)
-    except Exception as error:  # converters raise whatever they like about a network of the user's own
+        return form.encode(module, trained.metadata)
+    except Exception as error:  # a converter may raise anything for a user's network
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise FeddumapError(
-            f"{trained.card.architecture.family} cannot be converted to {to} ({first}): choose another format"
+            f"{trained.metadata.architecture.family} cannot be converted to {to} ({first}): choose another "
+            "format"
         ) from error
 
 
 @torch.inference_mode()
 def _compare(to: str, form: Format, path: Path, trained: TrainedModel) -> tuple[float, float]:
     """The largest difference between the file's outputs and the model's, and the largest output."""
-    predict, card = _load_back(to, form, path)
-    if card != trained.card:
-        raise FeddumapError(f"the {to} file does not say of itself what was written: choose another format")
+    predict, metadata = _load_back(to, form, path)
+    if metadata != trained.metadata:
+        raise FeddumapError(
+            f"the metadata read back from the {to} file differs from what was written: choose another format"
+        )
     differences, sizes = [0.0], [0.0]
     for images in [*_random_batches(form), *_test_batches(form, trained)]:
         expected = trained.network(images)
         if not torch.isfinite(expected).all():
             raise FeddumapError(
-                f"the model after {card.run['rounds']} rounds gives outputs that are not finite: "
-                "it has diverged; train with a smaller train.lr"
+                f"the model after {metadata.run['rounds']} rounds gives outputs that are not finite: "
+                "training diverged; lower train.lr"
             )
         differences.append(_difference(to, predict, images, expected))
         sizes.append(float(expected.abs().max()))
@@ -110,8 +113,8 @@ def _compare(to: str, form: Format, path: Path, trained: TrainedModel) -> tuple[
     allowed = TOLERANCE * max(1.0, largest)
     if difference > allowed:
         raise FeddumapError(
-            f"the {to} file's outputs differ from the model's by {difference:.2g}, where at most "
-            f"{allowed:.2g} was expected: nothing was written; choose another format"
+            f"the {to} file's outputs differ from the model's by {difference:.2g}, expected at most "
+            f"{allowed:.2g}: nothing was written; choose another format"
         )
     return difference, largest
 
@@ -119,14 +122,14 @@ def _compare(to: str, form: Format, path: Path, trained: TrainedModel) -> tuple[
 def _load_back(to: str, form: Format, path: Path) -> tuple[Predict, Metadata]:
     try:
         return form.decode(path)
-    except Exception as error:  # whatever the runtime raises
+    except Exception as error:  # a runtime may raise anything
         raise _unusable(to, error) from error
 
 
 def _difference(to: str, predict: Predict, images: torch.Tensor, expected: torch.Tensor) -> float:
     try:
         outputs = predict(images)
-    except Exception as error:  # whatever the runtime raises
+    except Exception as error:  # a runtime may raise anything
         raise _unusable(to, error) from error
     if outputs.shape != expected.shape or not torch.isfinite(outputs).all():
         raise _unusable(to, f"outputs {tuple(outputs.shape)} for {len(images)} images, or not finite")

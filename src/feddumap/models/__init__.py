@@ -1,4 +1,5 @@
-"""Networks as data: a family's name, the classes and each convolution's width are enough to rebuild one."""
+"""Model families. An `Architecture` (family, classes, width of each convolution) suffices to rebuild a
+network."""
 
 from feddumap.models.cost import LayerCost, full_macs, layer_macs, layer_table, macs, parameters
 from feddumap.models.registry import (

@@ -1,4 +1,4 @@
-"""CNN, LeNet5 and VGG11: convolutions in a row, then linear layers in a row."""
+"""CNN, LeNet5 and VGG11: a sequence of convolutions, then a sequence of linear layers."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of `conv1`, `conv2`, … and `fc1`, `fc2`, …, with ReLU between any two layers.
+    """A chain of `conv1`, `conv2`, … and `fc1`, `fc2`, …, with ReLU between layers.
 
-    `channels` are the full widths, `pooled` the numbers of the convolutions that a 2×2 max-pool follows,
-    `side` the height and width of the last feature maps, `hidden` the widths of the inner linear layers.
+    `channels` are the full widths, `pooled` the indices of the convolutions followed by a 2×2 max-pool,
+    `side` the height and width of the last feature maps, `hidden` the widths of the hidden linear layers.
     """
 
     channels: tuple[int, ...]
@@ -28,11 +28,11 @@ class Chain:
         return self.resized({f"conv{i}": width for i, width in enumerate(self.channels, 1)}, classes)
 
     def resized(self, widths: Mapping[str, int], classes: int) -> nn.Module:
-        """The network with these widths of its convolutions.
+        """The network with the given convolution widths.
 
-        Pooling comes before ReLU: both keep order, so values and gradients are those of the usual order, for
-        a quarter of the elements. Flattening goes channel by channel: a channel's side² inputs of `fc1` are
-        neighbours.
+        Pooling comes before ReLU: the two commute, so values and gradients are unchanged, but ReLU processes
+        a quarter of the elements. Flattening is channel by channel, so a channel's side² inputs of `fc1` are
+        adjacent.
         """
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         outputs = [widths[f"conv{i}"] for i in range(1, len(self.channels) + 1)]

@@ -1,4 +1,4 @@
-"""What a network costs: multiply-adds for one image, and parameters. Counted once for each architecture.
+"""The cost of a network: multiply-adds per image and parameters, cached per architecture.
 
 >>> lenet = full_architecture("lenet", classes=10)
 >>> macs(lenet), parameters(lenet)
@@ -21,7 +21,7 @@ from feddumap.models.registry import architecture as full_architecture
 
 
 class LayerCost(NamedTuple):
-    """A row of `layer_table`: a module that has parameters of its own. `shape` is its first one's."""
+    """A module with parameters of its own: a row of `layer_table`. `shape` is that of its first parameter."""
 
     name: str
     kind: str
@@ -31,12 +31,12 @@ class LayerCost(NamedTuple):
 
 
 def macs(architecture: Architecture) -> int:
-    """Multiply-adds of convolutions and linear layers on one image; biases and activations are free."""
+    """Multiply-adds of convolutions and linear layers per image; biases and activations are not counted."""
     return _count(architecture)[0]
 
 
 def full_macs(architecture: Architecture) -> int:
-    """Multiply-adds of the same family unpruned."""
+    """Multiply-adds of the unpruned network of the same family."""
     return macs(full_architecture(architecture.family, architecture.classes))
 
 
@@ -47,12 +47,12 @@ def layer_macs(architecture: Architecture) -> dict[str, int]:
 
 @lru_cache
 def parameters(architecture: Architecture) -> int:
-    """Trainable scalars."""
+    """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in build(architecture).parameters() if parameter.requires_grad)
 
 
 def layer_table(architecture: Architecture) -> list[LayerCost]:
-    """The layers with parameters, in the order of definition; the columns add up to the network's costs."""
+    """The layers with parameters, in the order of definition; their costs sum to the network's."""
     module = build(architecture)
     multiply_adds = layer_macs(architecture)
     rows = []
@@ -80,8 +80,10 @@ def _count(architecture: Architecture) -> tuple[int, Mapping[str, int]]:
 
 @torch.no_grad()
 def _layers(module: nn.Module) -> dict[str, int]:
-    """Multiply-adds of the convolutions and linear layers, in which all of ours are: each output is a sum of
-    as many products as a filter has numbers. (torch's counter takes a second or two to import.)"""
+    """Multiply-adds of convolutions and linear layers: the number of outputs times the size of a filter.
+
+    Complete for built-in families, and avoids importing torch's counter, which takes a second or two.
+    """
     layers = {n: layer for n, layer in module.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
     outputs: dict[nn.Module, int] = {}
     for layer in layers.values():
@@ -91,7 +93,7 @@ def _layers(module: nn.Module) -> dict[str, int]:
 
 
 def _operations(module: nn.Module) -> tuple[int, Mapping[str, int]]:
-    """Of a network that may multiply anywhere: what torch counts, which takes a multiply-add for two."""
+    """Multiply-adds of any network by torch's counter, which counts a multiply-add as two operations."""
     module = module.to("meta").eval()  # only shapes are computed
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(torch.empty(INPUT_SHAPE, device="meta"))
@@ -106,5 +108,5 @@ def _operations(module: nn.Module) -> tuple[int, Mapping[str, int]]:
 
 @lru_cache
 def parameter_names(architecture: Architecture) -> tuple[str, ...]:
-    """The names of the trainable tensors; what else a state dict holds are buffers."""
+    """The names of the trainable tensors; the others of a state dict are buffers."""
     return tuple(name for name, _ in build(architecture).named_parameters())

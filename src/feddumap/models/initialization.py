@@ -1,4 +1,4 @@
-"""How a network's weights come to be: not at all (they are loaded later), or drawn from a stream."""
+"""Weight initialization: skipped if weights are loaded afterwards, or drawn from a random stream."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,9 @@ _RANDOM_INITIALIZERS = frozenset(
 
 
 class SkipInitialization(TorchFunctionMode):
-    """Within it, modules are made without drawing their random weights, whose memory stays untouched.
+    """Modules created in this context skip random initialization; the memory of their weights is not touched.
 
-    Constants are filled in as ever, so that batch-norm statistics, say, are right from the beginning. (The
-    meta device would lose them.)
+    Constants such as batch-norm statistics are still filled in, which the meta device would lose.
     """
 
     def __torch_function__(
@@ -42,7 +41,7 @@ class SkipInitialization(TorchFunctionMode):
 
 @contextmanager
 def seeded_global_generator(seed: int) -> Iterator[None]:
-    """Give code that draws from torch's global generator a seed, and leave no trace of its draws."""
+    """Seed torch's global generator within the context and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -50,7 +49,7 @@ def seeded_global_generator(seed: int) -> Iterator[None]:
 
 @torch.no_grad()
 def initialise_layers(network: nn.Module, generator: torch.Generator) -> None:
-    """Draw all convolutions and linear layers, in the order of their definition.
+    """Initialise all convolutions and linear layers, in the order of definition.
 
     Convolutions: weights N(0, 2/(k² · C_out)), biases 0. Linear layers: both U(±1/√inputs), torch's default.
     """
@@ -69,8 +68,8 @@ def initialise_layers(network: nn.Module, generator: torch.Generator) -> None:
 
 
 def channels_last(network: nn.Module, *, keep: bool) -> nn.Module:
-    """Lay the convolutions' weights out channels-last, in place; without `keep` their values are lost, and
-    nothing is copied."""
+    """Convert the weights of convolutions to channels-last, in place; without `keep` values are not
+    copied."""
     for module in network.modules():
         if not isinstance(module, nn.Conv2d):
             continue
@@ -84,8 +83,8 @@ def channels_last(network: nn.Module, *, keep: bool) -> nn.Module:
 
 
 def _has_channels_last_bug(module: nn.Conv2d) -> bool:
-    """Whether oneDNN's channels-last backward pass would write past its buffer (its issue 6035): strided 1×1
-    convolutions of float32 with fewer input channels than a vector register holds."""
+    """Whether oneDNN's channels-last backward pass writes past its buffer (oneDNN issue 6035): strided 1×1
+    float32 convolutions with fewer input channels than a vector register holds."""
     return module.kernel_size == (1, 1) and max(module.stride) > 1 and module.in_channels < 16
 
 

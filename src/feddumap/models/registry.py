@@ -1,4 +1,4 @@
-"""The table of families, and how an architecture becomes a network.
+"""The registry of model families, and construction of networks from architectures.
 
 >>> small = architecture("lenet", classes=10)
 >>> small.channels
@@ -30,12 +30,12 @@ from feddumap.models.initialization import (
 from feddumap.models.resize import shrink
 
 INPUT_SHAPE = (1, 3, 32, 32)
-"""One image: what costs are counted on and networks are traced with."""
+"""One image: the input for cost counts and tracing."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """`full` makes the unpruned network; `resized`, if there is one, makes it with any widths."""
+    """`full` creates the unpruned network; `resized`, if given, creates it with any widths."""
 
     full: Callable[[int], nn.Module]
     resized: Callable[[Mapping[str, int], int], nn.Module] | None = None
@@ -51,29 +51,29 @@ _BUILTIN = frozenset(_FAMILIES)
 
 
 def families() -> tuple[str, ...]:
-    """The names that `architecture` knows."""
+    """The names of the registered families."""
     return tuple(_FAMILIES)
 
 
 def is_builtin(name: str) -> bool:
-    """Whether it is one of the families that come with this package."""
+    """Whether a family is part of this package."""
     return name in _BUILTIN
 
 
 def register(name: str, factory: Callable[[int], nn.Module]) -> None:
-    """Add a family: `factory(classes)` makes its full network, for images of 3×32×32.
+    """Register a family: `factory(classes)` creates its full network, for images of 3×32×32.
 
-    Its convolutions (`nn.Conv2d`) are found by themselves; torch-pruning cuts it to smaller widths. A name
-    stands for one network for good, since results, checkpoints and cost counts refer to it. Worker
-    processes do not see what this process registers: for those, name the model `module:factory` instead.
+    Its convolutions (`nn.Conv2d`) are found automatically; torch-pruning reduces it to smaller widths. A name
+    cannot be registered again for another factory, since results, checkpoints and cost counts refer to it.
+    Worker processes do not see the registrations of this process: name the model `module:factory` for those.
     """
     if name in _FAMILIES and _FAMILIES[name].full != factory:
-        raise FeddumapError(f"the model name {name!r} is taken: register yours under another")
+        raise FeddumapError(f"the model name {name!r} is already registered: choose another")
     _FAMILIES.setdefault(name, Family(factory))
 
 
 def architecture(name: str, classes: int) -> Architecture:
-    """The full-width architecture of a family; `module:factory` names one by where it is defined."""
+    """The full-width architecture of a family; `module:factory` names a family by its import path."""
     if name not in _FAMILIES:
         _import(name)
     if classes < 1:
@@ -82,7 +82,7 @@ def architecture(name: str, classes: int) -> Architecture:
 
 
 def _import(name: str) -> None:
-    """Register `module:factory`. Other processes and machines find such a family by itself."""
+    """Register `module:factory`, which other processes and machines can import too."""
     module, colon, attribute = name.partition(":")
     if not colon:
         raise unknown("model", name, [*_FAMILIES, "module:factory of your own"])
@@ -91,7 +91,7 @@ def _import(name: str) -> None:
     except (ImportError, AttributeError, ValueError) as error:
         raise FeddumapError(
             f"model {name!r} cannot be imported ({error}): expected module:factory, where factory(classes) "
-            "makes the network and the module can be imported here"
+            "creates the network and the module is importable"
         ) from error
     register(name, factory)
 
@@ -106,9 +106,9 @@ def channels_of(network: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def build(architecture: Architecture) -> nn.Module:
-    """The network with its weights *unset*, its constants (batch norm) set, convolutions channels-last.
+    """The network with *uninitialised* weights, its constants (batch norm) set, convolutions channels-last.
 
-    For weights to be loaded into: nothing is drawn and no memory is touched.
+    For loading weights into: nothing is drawn and no memory is touched.
     """
     _check(architecture)
     if _needs_tracing(architecture):
@@ -120,8 +120,8 @@ def build(architecture: Architecture) -> nn.Module:
 def initialise(architecture: Architecture, seed: int) -> Tensors:
     """The first weights and buffers, from the stream `init` of `seed`; convolutions channels-last.
 
-    Built-in families are initialised as in the paper (`initialise_layers`). Any other network keeps the weights
-    that its factory gave it; random ones come from the same stream.
+    Built-in families are initialised as in the paper (`initialise_layers`). Any other network keeps the
+    weights of its factory; random ones come from the same stream.
     """
     _check(architecture)
     generator = torch_stream(seed, "init")
@@ -133,12 +133,12 @@ def initialise(architecture: Architecture, seed: int) -> Tensors:
 
 
 def network(architecture: Architecture, weights: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The network with these weights and buffers, copied; every one of them must be there and fit."""
+    """The network with copies of these weights and buffers, which must be complete and of matching shapes."""
     module = build(architecture)
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
-        raise FeddumapError(f"the weights are not those of this {architecture.family}: {error}") from error
+        raise FeddumapError(f"the weights do not match this {architecture.family}: {error}") from error
     return module
 
 
@@ -167,7 +167,7 @@ def _make(given: Architecture) -> nn.Module:
 
 
 def _needs_tracing(given: Architecture) -> bool:
-    """Whether it takes tracing to make: a registered family at other widths than its full ones."""
+    """Whether construction needs tracing: a registered family at reduced widths."""
     full = dict(_full_channels(given.family, given.classes))
     return _FAMILIES[given.family].resized is None and given.widths != full
 
@@ -186,6 +186,6 @@ def _full_channels(name: str, classes: int) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=4)
 def _traced_template(given: Architecture) -> nn.Module:
-    """Tracing takes longer than copying, and devices ask for the same network again and again."""
+    """Cached, because tracing is slower than copying and devices build the same network repeatedly."""
     with seeded_global_generator(0):
         return channels_last(_make(given), keep=False)

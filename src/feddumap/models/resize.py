@@ -1,4 +1,4 @@
-"""Cut any network down to given widths, by following which layers a channel runs through."""
+"""Reduce any network to given widths by tracing which layers share channels."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from feddumap.errors import FeddumapError
 
 
 def shrink(network: nn.Module, widths: Mapping[str, int], example: torch.Tensor) -> nn.Module:
-    """Drop the last output channels of each convolution, in place, until its width is `widths[name]`.
+    """Remove the last output channels of each convolution, in place, down to `widths[name]` channels.
 
-    Whatever else carries the channels (batch norm, the next layers' inputs, layers tied by a sum, a
-    concatenation or a depthwise convolution) shrinks with them; `example` is an input to trace that with.
+    Dependent layers (batch norm, the next layers' inputs, layers coupled by a sum, a concatenation or a
+    depthwise convolution) shrink accordingly; `example` is an input for tracing.
     """
     classes = _outputs(network, example)
     try:
@@ -22,14 +22,14 @@ def shrink(network: nn.Module, widths: Mapping[str, int], example: torch.Tensor)
     except FeddumapError:
         raise
     except Exception as error:
-        raise FeddumapError(f"the network cannot be cut to {_show(widths)}: {error}") from error
+        raise FeddumapError(f"the network cannot be reduced to {_show(widths)}: {error}") from error
     got = {name: _convolution(network, name).out_channels for name in widths}
     wrong = {name: width for name, width in widths.items() if got[name] != width}
     if wrong:
         left = _show({name: got[name] for name in wrong})
-        raise FeddumapError(f"{_show(wrong)} does not fit the layers that share channels, which leave {left}")
+        raise FeddumapError(f"{_show(wrong)} conflicts with layers that share channels, which leave {left}")
     if after != classes:
-        raise FeddumapError(f"cutting to {_show(widths)} would leave {after} of {classes} outputs")
+        raise FeddumapError(f"reducing to {_show(widths)} would leave {after} of {classes} outputs")
     return network.train()
 
 
@@ -38,10 +38,10 @@ def _prune(network: nn.Module, widths: Mapping[str, int], example: torch.Tensor)
         import torch_pruning
     except ImportError as error:
         raise FeddumapError(
-            "a registered network can only be cut with torch-pruning: pip install torch-pruning"
+            "resizing a registered network needs torch-pruning: pip install torch-pruning"
         ) from error
     graph = torch_pruning.DependencyGraph().build_dependency(network, example_inputs=example, verbose=False)
-    # a depthwise convolution follows its inputs, so those decide first
+    # depthwise convolutions last: their widths follow from their inputs
     for name in sorted(widths, key=lambda name: _convolution(network, name).groups > 1):
         convolution = _convolution(network, name)
         surplus = list(range(widths[name], convolution.out_channels))

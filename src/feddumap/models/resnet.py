@@ -13,8 +13,8 @@ _BLOCKS = 2
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and the sum with the block's input, projected where the full network's form
-    changes. `inner` is the first convolution's width, which nothing outside the block depends on."""
+    """Two 3×3 convolutions added to the block's input, which is projected where the shape of the full network
+    changes. `inner` is the first convolution's width, which only the block itself depends on."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, *, project: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Stem, four stages of two blocks, mean over each feature map, one linear layer."""
+    """Stem, four stages of two blocks, global average pooling, one linear layer."""
 
     def __init__(self, widths: Mapping[str, int], classes: int) -> None:
         super().__init__()
@@ -66,19 +66,19 @@ def full(classes: int) -> nn.Module:
 
 
 def resized(widths: Mapping[str, int], classes: int) -> nn.Module:
-    """The network with these widths, which must agree wherever residual sums add them up."""
+    """The network with these widths, which must be equal for layers that a residual sum adds."""
     for stage in _STAGES:
         summed = {name: widths[name] for name in _convolutions(stage) if not name.endswith("conv1")}
         if len(set(summed.values())) > 1:
             raise FeddumapError(
-                f"the residual sums of resnet18's {stage} need equal channels, not "
+                f"the residual sums of resnet18's {stage} need equal numbers of channels, not "
                 + ", ".join(f"{name}={width}" for name, width in summed.items())
             )
     return ResNet18(widths, classes)
 
 
 def _convolutions(stage: str) -> Iterator[str]:
-    """The names of a stage's convolutions; the stem counts to the first stage, whose sums it enters."""
+    """The names of a stage's convolutions; the stem belongs to the first stage, whose sums it is part of."""
     if stage == "stage1":
         yield "stem"
     for block in range(_BLOCKS):
@@ -89,5 +89,5 @@ def _convolutions(stage: str) -> Iterator[str]:
 
 
 def _projects(stage: str, block: int) -> bool:
-    # fixed by the full network: a pruned stage keeps its projection even if widths happen to match
+    # determined by the full network: a pruned stage keeps its projection even if widths match
     return stage != "stage1" and block == 0

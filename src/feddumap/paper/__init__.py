@@ -1,1 +1,1 @@
-"""The paper's evaluation: every table and figure as a grid, and its numbers beside what is measured here."""
+"""The paper's evaluation: every table and figure as a grid of runs, compared with the paper's numbers."""

@@ -1,7 +1,7 @@
-"""An item of the paper's evaluation: a table or a figure, as a grid and as what the paper says of it.
+"""Items of the paper's evaluation: a table or figure as a grid, with the paper's numbers and claims.
 
 Each is a file of `items/`: a grid (see `feddumap.sweep.grid`) on top of `setting.toml`, with two more tables.
-`[item]` tells what it is; `[paper]` has the paper's numbers, and the comparisons that its text states.
+`[item]` describes it; `[paper]` has the paper's numbers and the comparisons that its text states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 METRICS = ("accuracy", "time", "mflops")
 
 ClaimMeasure = Literal["accuracy", "faster", "slower", "longer", "less compute", "more compute", "smaller"]
-Selector = dict[str, Any]  # section.key = value, or a list of the values that will do
+Selector = dict[str, Any]  # section.key = value, or a list of alternatives
 
 
 class StrictModel(BaseModel):
@@ -28,8 +28,8 @@ class StrictModel(BaseModel):
 
 
 class PaperTable(StrictModel):
-    """Rows of the paper's table. A column is `name`, a key that tells the row's runs, or one of `METRICS`;
-    a time that is nan was never reached."""
+    """Rows of a table of the paper. A column is `name`, a configuration key that selects the row's runs, or
+    one of `METRICS`; a time of nan means that the target was not reached."""
 
     columns: list[str]
     rows: list[list[str | int | float]]
@@ -41,7 +41,7 @@ class PaperTable(StrictModel):
                 raise ValueError(f"column {column!r}: expected name, section.key or one of {METRICS}")
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"row {row}: expected {len(self.columns)} values, one a column")
+                raise ValueError(f"row {row}: expected {len(self.columns)} values, one per column")
         return self
 
     def dicts(self) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ class PaperTable(StrictModel):
 
 
 class Reference(StrictModel):
-    """With what a claim compares, and by how much: "5.3%", "2.4 times"."""
+    """The runs that a claim compares with, and the stated difference: "5.3%", "2.4 times"."""
 
     where: Selector
     says: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(%| times?)$")]
@@ -62,14 +62,14 @@ class Reference(StrictModel):
 
     @property
     def value(self) -> float:
-        """As a share: 5.3 % is 0.053, 2.4 times is 2.4."""
+        """The stated number: 5.3 % is 0.053, 2.4 times is 2.4."""
         number = float(self.says.rstrip("% times"))
         return number / 100 if self.says.endswith("%") else number
 
 
 class Claim(StrictModel):
-    """A comparison that the text states: `of` some runs over others that are alike in the data, the model and
-    the keys of `alike`; the largest of all such pairs, or their mean. Without a `target`, the item's."""
+    """A comparison that the text states: `of` some runs `over` others with the same data, model and keys of
+    `alike`; the largest difference of all such pairs, or their mean. `target` defaults to the item's."""
 
     quote: str
     measure: ClaimMeasure
@@ -81,8 +81,8 @@ class Claim(StrictModel):
 
 
 class Item(StrictModel):
-    """A table or figure: what it is, the tables of its grid, and what the paper says. `targets` are the
-    accuracies, by model, to which times are measured."""
+    """A table or figure: its description, the tables of its grid, and the paper's numbers and claims.
+    `targets` are the target accuracies of times, by model."""
 
     name: str
     number: str
@@ -97,19 +97,19 @@ class Item(StrictModel):
     tables: dict[str, Any]
 
     def grid(self, seeds: Sequence[int], sets: Iterable[str] = ()) -> Grid:
-        """Its runs, with these seeds."""
+        """The grid of its runs with these seeds."""
         sweeps = [{**sweep, "run.seed": list(seeds)} for sweep in self.tables["grid"]]
         return parse({**self.tables, "grid": sweeps}, self.name, sets)
 
 
 def all_items() -> list[Item]:
-    """All items, tables first, in the paper's order."""
+    """All items in the paper's order, tables first."""
     found = [load(path) for path in sorted((HERE / "items").glob("*.toml"))]
     return sorted(found, key=lambda item: (item.number.startswith("Figure"), int(item.number.split()[1])))
 
 
 def find_item(name: str) -> Item:
-    """The item of that name."""
+    """The item with a name; an unknown name is an error."""
     path = HERE / "items" / f"{name}.toml"
     known = sorted(each.stem for each in path.parent.glob("*.toml"))
     if name not in known:
@@ -118,7 +118,7 @@ def find_item(name: str) -> Item:
 
 
 def load(path: Path) -> Item:
-    """Read an item's file."""
+    """Read an item file."""
     tables, setting = read_toml(path, "item"), read_toml(HERE / "setting.toml", "setting")
     about, paper = tables.pop("item", {}), tables.pop("paper", {})
     methods = {method for sweep in tables.get("grid", []) for method in sweep.get("method.name", [])}
@@ -133,5 +133,5 @@ def load(path: Path) -> Item:
         item = Item.model_validate({"name": path.stem, **about, **paper, "tables": tables})
     except ValidationError as error:
         mistakes = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise FeddumapError(f"{path} is not an item: {'; '.join(mistakes)}") from None
+        raise FeddumapError(f"{path} is not a valid item: {'; '.join(mistakes)}") from None
     return item.model_copy(update={"notes": [*item.notes, *common]})

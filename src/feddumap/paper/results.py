@@ -1,4 +1,4 @@
-"""What was measured beside what the paper says: its numbers row by row, and the comparisons of its text."""
+"""Measured results next to the paper's: the rows of its tables, and the claims of its text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddumap.report.statistics import (
     spread,
     time_to_target,
 )
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 from feddumap.sweep.grid import Cell
 from feddumap.sweep.status import summary_of
 
@@ -27,8 +27,8 @@ PAIRING_KEYS = ("data.name", "model.name")
 
 @dataclass(frozen=True)
 class Measured:
-    """Cells that differ in their seeds only: the keys that tell them, their whole configuration, and the
-    finished ones in numbers."""
+    """Cells that differ only in their seeds: swept keys, full configuration, and statistics of the finished
+    runs."""
 
     swept: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """Some runs under their name in the paper, with its numbers (accuracy, time, mflops) if it has any."""
+    """Runs under their name in the paper, with the paper's numbers (accuracy, time, mflops) if any."""
 
     name: str
     paper: Mapping[str, float]
@@ -61,11 +61,11 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Finding:
-    """A comparison: what the paper says and what was measured, None if that cannot be told, in how many pairs
-    of runs, and in which of them it was largest."""
+    """A claim and the measured difference (None if unknown), the number of compared pairs of runs, and the
+    runs with the largest difference."""
 
     claim: Claim
-    against: Reference
+    reference: Reference
     ours: float | None
     pairs: int
     largest: Measured | None
@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Results:
-    """All of an item. `absent` rows of the paper have no runs, because a --set has left theirs out."""
+    """The results of an item. `absent` is the number of the paper's rows whose runs --set excludes."""
 
     item: Item
     rows: tuple[PaperRow, ...]
@@ -82,7 +82,7 @@ class Results:
 
 
 def results(item: Item, cells: Sequence[Cell]) -> Results:
-    """The cells of an item as they are, finished or not, beside the paper's numbers."""
+    """The results of an item's cells, finished or not, with the paper's numbers."""
     found = group_cells(item, cells)
     rows: list[PaperRow] = []
     absent = 0
@@ -99,13 +99,13 @@ def results(item: Item, cells: Sequence[Cell]) -> Results:
         if id(each) not in named
     ]
     findings = [
-        evaluate_claim(item, claim, against, found) for claim in item.claims for against in claim.over
+        evaluate_claim(item, claim, reference, found) for claim in item.claims for reference in claim.over
     ]
     return Results(item, tuple(rows), absent, tuple(findings))
 
 
 def group_cells(item: Item, cells: Iterable[Cell]) -> list[Measured]:
-    """The cells, grouped over their seeds."""
+    """The cells grouped over seeds."""
     claimed = (claim.target for claim in item.claims if claim.target is not None)
     targets = sorted({*item.targets.values(), *claimed})
     groups: dict[str, list[Cell]] = {}
@@ -123,14 +123,14 @@ def group_cells(item: Item, cells: Iterable[Cell]) -> list[Measured]:
 
 
 def cell_statistics(cell: Cell, targets: Sequence[float]) -> RunStatistics:
-    """A finished cell in numbers."""
+    """The statistics of a finished cell."""
     return run_statistics(
         RecordedRun(cell.path, cell.config, read_records(cell.path), finished=True), targets
     )
 
 
 def select(found: Iterable[Measured], where: Selector) -> list[Measured]:
-    """Those that have all of these values, or where there is a list one of it."""
+    """Those whose configuration has all of these values, or one of a list of values."""
     return [
         each
         for each in found
@@ -141,36 +141,36 @@ def select(found: Iterable[Measured], where: Selector) -> list[Measured]:
     ]
 
 
-def evaluate_claim(item: Item, claim: Claim, against: Reference, found: Sequence[Measured]) -> Finding:
-    """A comparison over all pairs that are alike."""
+def evaluate_claim(item: Item, claim: Claim, reference: Reference, found: Sequence[Measured]) -> Finding:
+    """Evaluate a claim over all matching pairs."""
     alike = (*PAIRING_KEYS, *claim.alike)
     values = [
         (value, one)
         for one in select(found, claim.of)
-        for other in select(found, against.where)
+        for other in select(found, reference.where)
         if all(one.values.get(key) == other.values.get(key) for key in alike)
         and (value := relative_difference(claim.measure, one, other, target_of(item, claim, one))) is not None
     ]
     if not values:
-        return Finding(claim, against, None, 0, None)
+        return Finding(claim, reference, None, 0, None)
     if claim.take == "mean":
-        return Finding(claim, against, fmean(value for value, _ in values), len(values), None)
+        return Finding(claim, reference, fmean(value for value, _ in values), len(values), None)
     top, one = max(values, key=lambda pair: pair[0])
-    return Finding(claim, against, top, len(values), one)
+    return Finding(claim, reference, top, len(values), one)
 
 
 def target_of(item: Item, claim: Claim, one: Measured) -> float | None:
-    """The accuracy to which a claim's times are measured."""
+    """The target accuracy of a claim's times."""
     return claim.target if claim.target is not None else item.targets.get(one.model)
 
 
 def relative_difference(
     measure: ClaimMeasure, one: Measured, other: Measured, target: float | None
 ) -> float | None:
-    """One against the other, in the paper's way, of the means over seeds; None where either lacks a number.
+    """Compare means over seeds as the paper does; None if either is missing.
 
-    accuracy: the difference; faster, longer, more compute: the ratio less 1; slower: the ratio;
-    less compute, smaller: the share that is saved.
+    accuracy: the difference; faster, longer, more compute: the ratio minus 1; slower: the ratio;
+    less compute, smaller: the relative reduction.
     """
     a, b = quantity(measure, one, target), quantity(measure, other, target)
     if a is None or b is None:
@@ -189,7 +189,7 @@ def relative_difference(
 
 
 def quantity(measure: ClaimMeasure, one: Measured, target: float | None) -> float | None:
-    """The number that a measure compares: for times, only if all seeds reached the target."""
+    """The quantity that a measure compares; a time is None unless all seeds reached the target."""
     if measure in ("faster", "slower"):
         reached = one.time(target)
         found = reached.clock if reached is not None else None

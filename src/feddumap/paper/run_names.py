@@ -1,26 +1,31 @@
-"""The names of the runs of all items, which share one folder: by the configuration alone.
+"""Run names of all items, which share one folder: a function of the configuration alone.
 
-A run that two items have in common has one name, so it is trained once; two runs that differ in anything
-that matters have two.
+A run that several items share has one name, so it is trained once; runs with different results have different
+names.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from feddumap import run as api
-from feddumap.config import CARRIED_OUT, Config, read_toml
+from feddumap.config import RUNTIME_KEYS, Config, read_toml
 from feddumap.data.dataset import Dataset
 from feddumap.data.sources import catalog
 from feddumap.paper.item import HERE, Item
 from feddumap.sweep.grid import LONGEST, Cell, cells_of, path_component
+from feddumap.system.callbacks import Say, ignore
 
 LEADING = ("data.name", "model.name", "method.name")
-APART = (*LEADING, "run.seed", *(f"run.{key}" for key in CARRIED_OUT))  # first, last, and of no effect
+APART = (
+    *LEADING,
+    "run.seed",
+    *(f"run.{key}" for key in RUNTIME_KEYS),
+)  # placed first, placed last, and without effect
 
 
 def cells(
@@ -28,15 +33,15 @@ def cells(
     out: Path,
     seeds: list[int],
     sets: Iterable[str] = (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = ignore,
 ) -> list[Cell]:
-    """The runs of an item, in the folder that it shares with others."""
+    """The runs of an item in the shared folder."""
     return cells_of(item.grid(seeds, sets), out, say, name_from_configuration)
 
 
 def name_from_configuration(_: Mapping[str, Any], config: Config) -> str:
-    """DATA-MODEL-METHOD, the keys that differ from the paper's setting, and the seed. What a folder's name
-    cannot hold is told apart by a checksum."""
+    """DATA-MODEL-METHOD, the keys that differ from the paper's setting, and the seed. A checksum is added if
+    the name is truncated or has replaced characters."""
     own = flat(config)
     plain = flat(_paper_setting(*(own[key] for key in LEADING)))
     parts = [own[key] for key in LEADING]
@@ -54,7 +59,7 @@ def _text(value: Any) -> str:
 
 @cache
 def _paper_setting(data: str, model: str, method: str) -> Config:
-    """The paper's setting with these three, resolved."""
+    """The paper's setting with this data, model and method, resolved."""
     setting = read_toml(HERE / "setting.toml", "setting")
     del setting["notes"]
     setting["data"]["name"] = data
@@ -68,6 +73,6 @@ def _dataset(name: str) -> Dataset:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """All keys as section.key."""
+    """All values by section.key."""
     dumped = config.model_dump()
     return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}

@@ -1,4 +1,4 @@
-"""An item and its results as a person sees them, and as JSON."""
+"""An item's results as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from feddumap.paper.item import Item
+from feddumap.paper.labels import SYMBOLS, keys, largest_in, place, sentence
 from feddumap.paper.results import Finding, PaperRow, Results
-from feddumap.paper.words import SYMBOLS, keys, largest_in, place, sentence
 from feddumap.report.statistics import Spread, TimeToTarget
 from feddumap.report.tables import Column, Document, Table, TableCell, text_column
 
@@ -17,8 +17,8 @@ NONE = TableCell("")
 
 
 def document(found: Results, changed: Sequence[str], grouped: bool) -> Document:
-    """Tables of the rows, one for each model if `grouped`, and of what the text says; then the notes, first
-    of all what was `changed` on the command line."""
+    """Tables of the rows, one per model if `grouped`, and of the claims; the notes begin with the keys
+    `changed` on the command line."""
     groups: dict[str, list[PaperRow]] = {}
     for row in found.rows:
         groups.setdefault(_group(row) if grouped else "", []).append(row)
@@ -31,7 +31,7 @@ def document(found: Results, changed: Sequence[str], grouped: bool) -> Document:
 def _notes(found: Results, changed: Sequence[str]) -> list[str]:
     notes = [f"Set for these runs: {', '.join(changed)}."] if changed else []
     if found.absent:
-        notes.append(f"{found.absent} rows of the paper's are left out: their runs were not asked for.")
+        notes.append(f"{found.absent} rows of the paper are left out: --set excludes their runs.")
     notes += [f"Without a counterpart: {text}" for text in found.item.no_counterpart]
     return [*notes, *found.item.notes]
 
@@ -82,7 +82,7 @@ def _ours(title: str, cells: Sequence[TableCell]) -> Column:
 
 
 def _last(row: PaperRow) -> TableCell:
-    """The mean alone: the table is wide enough, and programs get the deviation too."""
+    """Without the deviation in the text, to save width; CSV has it."""
     found = row.ours.accuracy("mean10")
     whole = _cell(found, "{:.3f}")
     return whole if found is None else TableCell(f"{found.mean:.3f}", whole.plain)
@@ -105,7 +105,7 @@ def _time(row: PaperRow) -> TableCell:
 
 
 def _cell(found: Spread | None, form: str) -> TableCell:
-    """Mean ± standard deviation; a deviation that rounds to nothing is not shown."""
+    """Mean ± standard deviation, which is left out if it rounds to 0."""
     if found is None:
         return TableCell("-", {})
     shown = form.format(found.mean)
@@ -117,13 +117,13 @@ def _cell(found: Spread | None, form: str) -> TableCell:
 def _findings(found: Results) -> Table:
     each = found.findings
     return Table(
-        "What the text says",
+        "Claims of the text",
         (
             text_column("comparison", "row", [sentence(found.item, one) for one in each]),
             Column(
                 "paper",
                 "paper_claim",
-                tuple(TableCell(one.against.says, {"": one.against.value}) for one in each),
+                tuple(TableCell(one.reference.says, {"": one.reference.value}) for one in each),
             ),
             Column("ours", "claim", tuple(_claimed(one) for one in each)),
             text_column("largest in", "claim_largest_in", [largest_in(one) for one in each]),
@@ -134,12 +134,12 @@ def _findings(found: Results) -> Table:
 def _claimed(one: Finding) -> TableCell:
     if one.ours is None:
         return TableCell("-", {})
-    times = one.against.says.rstrip("s").endswith("time")
+    times = one.reference.says.rstrip("s").endswith("time")
     return TableCell(f"{one.ours:.1f} times" if times else f"{100 * one.ours:.1f}%", {"": one.ours})
 
 
 def about(item: Item) -> dict[str, Any]:
-    """An item without its runs."""
+    """The description of an item."""
     return {
         key: getattr(item, key)
         for key in ("name", "number", "label", "caption", "shows", "notes", "no_counterpart", "targets")
@@ -147,7 +147,7 @@ def about(item: Item) -> dict[str, Any]:
 
 
 def as_json(found: Results, changed: Sequence[str]) -> dict[str, Any]:
-    """Everything that the tables show, and the directories behind it."""
+    """The results as JSON data, with the run directories."""
     return {
         **about(found.item),
         "changed": list(changed),
@@ -177,7 +177,7 @@ def as_json(found: Results, changed: Sequence[str]) -> dict[str, Any]:
             {
                 "quote": one.claim.quote,
                 "comparison": sentence(found.item, one),
-                "paper": one.against.value,
+                "paper": one.reference.value,
                 "ours": one.ours,
                 "pairs": one.pairs,
                 "largest_in": largest_in(one) or None,

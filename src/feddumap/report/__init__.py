@@ -1,1 +1,1 @@
-"""Tables, plots and a page from run directories. Nothing here trains, and only run directories are read."""
+"""Tables, figures and an HTML page from run directories, which are only read."""

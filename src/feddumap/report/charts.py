@@ -1,4 +1,4 @@
-"""The figures as data: which there are, their axes, and what the page's script hands to plotly."""
+"""Chart definitions: axes, and the data that the page's script passes to plotly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Literal
 from feddumap.report.label_mixes import LabelMixes
 from feddumap.report.lines import COLOURS, Columns, Line, SeedTable, Values, evenly_spaced
 from feddumap.report.prunings import SeriesPruning, layers
+from feddumap.system.console import metric_prefix
 
-LOG_RATIO = 20  # times the median: costs that reach beyond are drawn on a logarithmic axis
-PATTERNS = ("", "/", "x", ".", "-")  # of bars, in place of dashes
+LOG_RATIO = 20  # costs above this multiple of the median are drawn on a logarithmic axis
+PATTERNS = ("", "/", "x", ".", "-")  # of bars, where lines have dashes
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A column to draw: `name` is what the reader chooses it by, and values are divided by `scale`."""
+    """A column to draw: `name` is its label in the controls; values are divided by `scale`."""
 
     key: str
     name: str
@@ -29,7 +30,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of lines with a choice of columns on either axis."""
+    """A line chart with a choice of columns for each axis."""
 
     name: str
     title: str
@@ -42,13 +43,13 @@ ROUNDS = Axis("round", "rounds", "rounds")
 
 
 def charts(lines: Sequence[Line]) -> list[Chart]:
-    """The figures of lines that these series give: accuracy, the server step if any has one, and cost."""
+    """The line charts of these series: accuracy, the server update if any series has one, and cost."""
 
     def sized(table: str, key: str, name: str, title: str, unit: str) -> Axis:
         values = _values((getattr(line, table) for line in lines), key)
         middle, largest = median(values or [0.0]), max(values, default=0.0)
         log = table == "rounds" and largest > LOG_RATIO * middle and min(values) > 0
-        scale, letter = (_time if unit == "s" else _metric)(middle if log else largest)
+        scale, letter = (_time_unit if unit == "s" else metric_prefix)(middle if log else largest)
         shown = letter if unit == "s" else f"{letter}{unit}"
         return Axis(key, name, f"{title} ({shown})" if shown else title, scale, log=log)
 
@@ -66,21 +67,21 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
         steps = (Axis("tau_eff", "τ_eff", "τ_eff (steps)"), Axis("alpha", "α", "α"))
         found.append(Chart("server", "Server update", "rounds", (ROUNDS,), steps))
     costs = (
-        sized("rounds", "seconds", "virtual time", "virtual time of a round", "s"),
-        sized("rounds", "wall", "wall time", "wall time of a round", "s"),
-        sized("rounds", "down", "bytes down", "sent to devices in a round", "B"),
-        sized("rounds", "up", "bytes up", "sent by devices in a round", "B"),
+        sized("rounds", "seconds", "virtual time", "virtual time per round", "s"),
+        sized("rounds", "wall", "wall time", "wall time per round", "s"),
+        sized("rounds", "down", "bytes down", "sent to devices per round", "B"),
+        sized("rounds", "up", "bytes up", "sent by devices per round", "B"),
         sized("rounds", "parameters", "parameters", "parameters", ""),
-        sized("rounds", "macs", "multiply-adds", "multiply-adds an image", ""),
+        sized("rounds", "macs", "multiply-adds", "multiply-adds per image", ""),
     )
-    found.append(Chart("cost", "Cost of a round", "rounds", (ROUNDS,), costs))
+    found.append(Chart("cost", "Cost per round", "rounds", (ROUNDS,), costs))
     return found
 
 
 def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, Any]]:
-    """The series for the page's script, with the columns that the charts draw, in the units of their axes.
+    """The series for the page's script: the columns that the charts draw, in the units of the axes.
 
-    Of seeds and their range, columns that are the same as the mean's are left out: many are, and pages large.
+    Columns of seeds and ranges that equal those of the mean are left out to reduce the size of the page.
     """
     scales = {axis.key: axis.scale for chart in found for axis in (*chart.x, *chart.y)}
 
@@ -90,17 +91,17 @@ def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, A
     def table(value: SeedTable) -> dict[str, Any]:
         mean = columns(value.mean)
 
-        def unlike(other: Columns) -> Columns:
+        def differing(other: Columns) -> Columns:
             return {key: numbers for key, numbers in columns(other).items() if numbers != mean.get(key)}
 
         alone = len(value.seeds) == 1
         return {
             "mean": mean,
-            "low": unlike(value.low),
-            "high": unlike(value.high),
+            "low": differing(value.low),
+            "high": differing(value.high),
             "members": value.members,
             "seeds": [
-                {"seed": each.seed, "going": not each.finished, **unlike(each.columns)}
+                {"seed": each.seed, "going": not each.finished, **differing(each.columns)}
                 for each in ([] if alone else value.seeds)
             ],
         }
@@ -117,7 +118,7 @@ def line_data(lines: Sequence[Line], found: Sequence[Chart]) -> list[dict[str, A
 
 
 def bars(group: Sequence[SeriesPruning], lines: Sequence[Line]) -> dict[str, Any]:
-    """The share removed from each layer, a bar for each series. A trace's `meta` says whose it is."""
+    """The share removed from each layer, one bar per series. A trace's `meta` is the index of its series."""
     traces = [
         {
             "type": "bar",
@@ -140,15 +141,17 @@ def bars(group: Sequence[SeriesPruning], lines: Sequence[Line]) -> dict[str, Any
 
 
 def heat_map(found: LabelMixes) -> dict[str, Any]:
-    """The label mixes as a heat map under the degrees; the server's is a column of its own at the left."""
+    """The label mixes as a heat map below the degrees; the server is a separate column on the left."""
     who = [f"device {device}" for device in found.devices]
     places = list(range(len(found.devices)))
     shares, degrees = found.shares.tolist(), found.degrees.tolist()
-    if found.server is not None:  # and a gap
+    if found.server is not None:  # followed by a gap
         who, places = ["the server", "", *who], [-2, -1, *places]
         shares = [found.server.tolist(), [None] * len(found.classes), *shares]
         degrees = [found.server_degree, None, *degrees]
-    ticks = evenly_spaced(len(found.devices), 6)[0 if found.server is None else 1 :]  # room for the server's
+    ticks = evenly_spaced(len(found.devices), 6)[
+        0 if found.server is None else 1 :
+    ]  # leaves room for the server's tick
     names = [plotly_text(name) for name in found.classes]
     data = [
         {
@@ -196,7 +199,7 @@ def heat_map(found: LabelMixes) -> dict[str, Any]:
 
 
 def plotly_text(text: str) -> str:
-    """Text for plotly, which reads a little HTML.
+    """Text escaped for plotly, which interprets a subset of HTML.
 
     >>> plotly_text("a <b> & c")
     'a &lt;b&gt; &amp; c'
@@ -214,9 +217,9 @@ def _values(tables: Iterable[SeedTable], key: str) -> list[float]:
     return [value for value in known if value is not None]
 
 
-def _time(largest: float) -> tuple[float, str]:
+def _time_unit(largest: float) -> tuple[float, str]:
     """
-    >>> _time(90), _time(838), _time(15953)
+    >>> _time_unit(90), _time_unit(838), _time_unit(15953)
     ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
     """
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
@@ -225,24 +228,13 @@ def _time(largest: float) -> tuple[float, str]:
     return 1.0, "s"
 
 
-def _metric(largest: float) -> tuple[float, str]:
-    """
-    >>> _metric(950), _metric(61_706), _metric(9_750_922)
-    ((1.0, ''), (1000.0, 'k'), (1000000.0, 'M'))
-    """
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if largest >= size:
-            return size, letter
-    return 1.0, ""
-
-
 def _rounded(values: Sequence[float | None], scale: float = 1.0) -> Values:
-    """Six digits are more than a screen shows, and keep the page small."""
+    """Values rounded to six digits, to reduce the size of the page."""
     return [None if value is None else float(f"{value / scale:.6g}") for value in values]
 
 
 def file_name(chart: Chart, x: Axis, y: Axis) -> str:
-    """Such as accuracy-bytes-raw or cost-seconds: the axes that can be chosen."""
+    """A file name from the chosen axes, such as accuracy-bytes-raw or cost-seconds."""
     parts = [chart.name, *([x.key] if len(chart.x) > 1 else []), *([y.key] if y.key != "smooth" else [])]
     return "-".join(parts).replace("_", "-")
 

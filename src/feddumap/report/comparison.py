@@ -1,4 +1,4 @@
-"""A comparison as tables: accuracy, time to the targets, cost, and the test against the base."""
+"""The tables of a comparison: accuracy, time to targets, cost, and the significance test."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from feddumap.report.statistics import (
     TimeToTarget,
 )
 from feddumap.report.tables import Column, Document, Table, TableCell, mark_best, text_column
+from feddumap.system.console import metric
 
 TEST = "paired t-test over common seeds (scipy.stats.ttest_rel), two-sided"
 ADJUSTED = "Holm, for the number of series tested against the base"
 TITLES: dict[AccuracyMeasure, str] = {"final": "final", "mean10": "last 10", "best_smoothed": "best smoothed"}
-SPOKEN: dict[AccuracyMeasure, str] = {
+DESCRIPTIONS: dict[AccuracyMeasure, str] = {
     "final": "final accuracy",
     "mean10": "mean accuracy of the last 10",
     "best_smoothed": "best smoothed accuracy",
 }
-NOISE = 0.05  # a p value below this is called more than the noise of the seeds
+SIGNIFICANCE = 0.05  # p values below are called significant
 
 
 def document(value: Comparison, notes: Sequence[str]) -> Document:
-    """The tables of a comparison with its notes; JSON has it whole, every run included."""
+    """The tables and notes of a comparison; the JSON data includes every run."""
     tables = [_accuracy(value), _times(value), _cost(value)]
     if any(row.difference and row.difference.p is not None for row in value.rows):
         tables.append(_test(value))
@@ -37,7 +38,7 @@ def document(value: Comparison, notes: Sequence[str]) -> Document:
 
 
 def data(value: Comparison, notes: Sequence[str]) -> dict[str, Any]:
-    """Everything, as JSON has it."""
+    """The comparison as JSON data."""
     return {
         "base": value.base,
         "measure": value.measure,
@@ -79,9 +80,9 @@ def _times(value: Comparison) -> Table:
             TableCell("-" if time.ratio is None else f"{time.ratio:.2f}", {"": time.ratio}) for time in times
         )
         columns.append(Column("ratio", f"{key}_ratio", ratios))
-    columns.append(_costs("in all (s)", "clock", value, in_seconds))
-    targets = f" to a target accuracy, its ratio to {value.base}, and" if value.targets else ""
-    return Table(f"Virtual time{targets} in all", tuple(columns))
+    columns.append(_costs("total (s)", "clock", value, in_seconds))
+    targets = f" to target accuracies, relative to {value.base}, and" if value.targets else ""
+    return Table(f"Virtual time{targets} in total", tuple(columns))
 
 
 def _reach(time: TimeToTarget) -> TableCell:
@@ -102,11 +103,11 @@ def _cost(value: Comparison) -> Table:
         _costs("sent down", "bytes_down", value, in_bytes),
         _costs("sent up", "bytes_up", value, in_bytes),
     )
-    return Table("Model at the end, and bytes in all", columns)
+    return Table("Final model, and total bytes", columns)
 
 
 def _costs(title: str, key: str, value: Comparison, show: Callable[[Spread], str]) -> Column:
-    """Of a sum over rounds, the lowest is the best only where all have as many."""
+    """A column of costs; sums over rounds are ranked only if all runs have equally many rounds."""
     alike = len({run.rounds for row in value.rows for run in row.runs}) == 1
     column = _spreads(title, key, [row.cost[key] for row in value.rows], show, lowest=True)
     if alike or key in ("parameters", "macs"):
@@ -123,11 +124,11 @@ def _test(value: Comparison) -> Table:
 
     def verdict(row: SeriesStatistics) -> str:
         if row.difference is None:
-            return "the base"
+            return "base"
         p = row.difference.holm
         if p is None:
             return "needs at least two common seeds"
-        return "yes" if p < NOISE else "not shown"
+        return "yes" if p < SIGNIFICANCE else "not shown"
 
     columns = [
         _series(value),
@@ -141,9 +142,9 @@ def _test(value: Comparison) -> Table:
             column("p (Holm)", "p_holm", lambda each: TableCell(p_value(each.holm), {"": each.holm}))
         )
     verdicts = tuple(TableCell(verdict(row)) for row in value.rows)
-    columns.append(Column("beyond noise", "verdict", verdicts, right=False))
-    said = SPOKEN[value.measure]
-    return Table(f"Difference to {value.base} in {said}: paired t-test over seeds", tuple(columns))
+    columns.append(Column("significant", "verdict", verdicts, right=False))
+    title = f"Difference to {value.base} in {DESCRIPTIONS[value.measure]}: paired t-test over seeds"
+    return Table(title, tuple(columns))
 
 
 def _interval(each: Difference) -> TableCell:
@@ -182,7 +183,7 @@ def in_percent(spread: Spread) -> str:
 
 
 def in_seconds(spread: Spread) -> str:
-    """Where all seeds agree there is nothing to add.
+    """The deviation is left out where all seeds agree.
 
     >>> in_seconds(Spread(15953.2, 120.4, 3)), in_seconds(Spread(48.23, None, 1))
     ('15,953 ± 120', '48.2')
@@ -192,27 +193,19 @@ def in_seconds(spread: Spread) -> str:
 
 
 def in_units(spread: Spread) -> str:
-    """Where all seeds agree there is nothing to add.
-
+    """
     >>> in_units(Spread(61706, 0.0, 3)), in_units(Spread(9_750_922.5, 12_000.0, 2))
     ('61.7 k', '9.75 ± 0.01 M')
     """
-    size, letter = next(
-        (unit for unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")) if spread.mean >= unit[0]), (1, "")
-    )
-    mean = spread.mean / size
-    digits = 0 if size == 1 or mean >= 100 else 1 if mean >= 10 else 2
-    deviation = f" ± {spread.std / size:.{digits}f}" if spread.std else ""
-    return f"{mean:.{digits}f}{deviation}{letter}"
+    return metric(spread.mean, deviation=spread.std)
 
 
 def in_bytes(spread: Spread) -> str:
     """
-    >>> in_bytes(Spread(37_200_000, 0.0, 2))
-    '37.2 MB'
+    >>> in_bytes(Spread(37_200_000, 0.0, 2)), in_bytes(Spread(950, None, 1))
+    ('37.2 MB', '950 B')
     """
-    text = in_units(spread)
-    return f"{text}B" if spread.mean >= 1000 else f"{text} B"
+    return metric(spread.mean, "B", spread.std)
 
 
 def p_value(p: float | None) -> str:

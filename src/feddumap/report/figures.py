@@ -1,4 +1,4 @@
-"""The figures for a paper: one column wide, in the colours of the page, as PNG and SVG."""
+"""Static figures for a paper: one column wide, in the colours of the page, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from feddumap.report.label_mixes import LabelMixes
 from feddumap.report.lines import COLOURS, INK, Line, Values, evenly_spaced
 from feddumap.report.prunings import SeriesPruning, layers
 
-WIDTH, HEIGHT = 3.35, 2.3  # inches: a column, and the axes without a legend
+WIDTH, HEIGHT = 3.35, 2.3  # inches; the height is without the legend
 DPI = 200
 POINT = 1 / 72
-SIZE = 7  # points, of text
+SIZE = 7  # of text, in points
 DASHES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (4, 1.5)),
@@ -50,7 +50,7 @@ def drawings(
     pruned: Sequence[Sequence[SeriesPruning]],
     mixes: Sequence[LabelMixes],
 ) -> dict[str, Drawing]:
-    """Every figure by its name; none is drawn before it is asked for."""
+    """Functions that draw the figures, by file name."""
     found: dict[str, Drawing] = {}
     for chart in charts:
         for x in chart.x:
@@ -64,7 +64,7 @@ def drawings(
 
 
 def files(drawing: Drawing) -> tuple[bytes, bytes]:
-    """A figure as PNG and as SVG; equal figures give equal files."""
+    """A figure as PNG and SVG; equal figures give equal files."""
     with _paper():
         figure = drawing()
         FigureCanvasAgg(figure)
@@ -109,7 +109,7 @@ def _lines(lines: Sequence[Line], chart: Chart, x: Axis, y: Axis) -> Figure:
     for place, line in enumerate(shown):
         table = _of(line, chart)
         across, up = _floats(table.mean[x.key], x), _floats(table.mean[y.key], y)
-        known = [i for i, value in enumerate(up) if value == value]  # rounds without a value leave no gap
+        known = [i for i, value in enumerate(up) if value == value]  # rounds without a value are skipped
         across, up = [across[i] for i in known], [up[i] for i in known]
         colour = _colour(line)
         if y.key in table.low:
@@ -176,7 +176,7 @@ def _heat_map(mix: LabelMixes) -> Figure:
     shares, degrees = mix.shares, mix.degrees
     classes, devices = evenly_spaced(len(mix.classes), 20), evenly_spaced(len(mix.devices), 6)
     ticks, names = list(devices), [f"{mix.devices[i]:,}" for i in devices]
-    if mix.server is not None:  # the server's column is the first, and apart
+    if mix.server is not None:  # the first column, followed by a gap
         gap = np.full((1, len(mix.classes)), np.nan)
         shares = np.concatenate([mix.server[None], gap, shares])
         degrees = np.concatenate([[mix.server_degree, np.nan], degrees])
@@ -221,13 +221,13 @@ def _legend(figure: Figure, axes: Axes, series: int, shown: Sequence[Line]) -> N
 
 
 def _columns(shown: Sequence[Line]) -> int:
-    """Columns of the legend: as many as the longest label leaves room for."""
+    """The number of columns of the legend that fit the longest label."""
     longest = max((len(line.label) for line in shown), default=1)
     return max(1, min(3, 60 // (longest + 5)))
 
 
 def _marked(points: int, place: int) -> list[int]:
-    """About six points to mark, elsewhere on each line, so that markers do not hide one another.
+    """Indices of about six points to mark, shifted per line so that markers do not overlap.
 
     >>> _marked(3, 1), _marked(60, 0), _marked(60, 1)
     ([0, 1, 2], [0, 10, 20, 30, 40, 50], [3, 13, 23, 33, 43, 53])
@@ -255,5 +255,5 @@ def _percent(axes: Axes) -> None:
 
 
 def _text(label: str) -> str:
-    """A label in which a dollar does not begin a formula."""
+    """A label with dollar signs escaped, which matplotlib would read as a formula."""
     return label.replace("$", r"\$")

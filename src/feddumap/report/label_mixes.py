@@ -1,4 +1,4 @@
-"""Who held which labels: the label mix of a run's devices and of its server, from its split and the cache."""
+"""Label mixes of a run's devices and server, from its split and the cached data set."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from safetensors.numpy import load_file
 
 from feddumap.config import Config
 from feddumap.data import dataset
-from feddumap.data.label_mix import divergence, mix
+from feddumap.data.label_mix import mix, split_mixes
 from feddumap.data.partition import Split
 from feddumap.data.sources import catalog
 from feddumap.errors import FeddumapError
 from feddumap.report.lines import evenly_spaced
 from feddumap.report.series import RecordedRun
 
-SHOWN = 100  # devices
+MAX_DEVICES = 100  # shown in a figure
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class LabelMixes:
-    """The label mixes of some devices of one split: a row a device, a column a class.
+    """The label mixes of some devices of one split: a row per device, a column per class.
 
-    Degrees are Jensen-Shannon divergences in bits from the mix of all devices.
+    Degrees are base-2 Jensen-Shannon divergences from the mix of all devices.
     """
 
     title: str
     classes: tuple[str, ...]
-    devices: tuple[int, ...]  # those shown
-    total: int  # devices in all
+    devices: tuple[int, ...]  # shown
+    total: int  # number of devices
     shares: Floats
     degrees: Floats
-    mean_degree: float  # of all devices
+    mean_degree: float  # over all devices
     server: Floats | None
     server_degree: float | None
-    seeds: tuple[int, ...]  # the first is shown
+    seeds: tuple[int, ...]  # that of the first is shown
 
 
 @dataclass(frozen=True)
 class MissingLabelMixes:
-    """A split whose label mix cannot be shown, and why."""
+    """A split whose label mixes are unavailable, and why."""
 
     title: str
     reason: str
 
 
 def label_mixes(runs: Sequence[RecordedRun]) -> list[LabelMixes | MissingLabelMixes]:
-    """The mix of each way of splitting among the runs, of the lowest seed that was split so."""
+    """The label mixes of each data configuration among the runs, for its lowest seed."""
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault(run.config.data.model_dump_json(exclude={"augment"}), []).append(run)
@@ -79,9 +79,9 @@ def _title(config: Config, several: bool) -> str:
     if data.partition == "dirichlet":
         parts.append(f"alpha {data.alpha:g}")
     if data.partition == "shards" and data.shards_per_device:
-        parts.append(f"{data.shards_per_device} shards a device")
+        parts.append(f"{data.shards_per_device} shards per device")
     if data.size_spread:
-        parts.append(f"sizes spread by {data.size_spread:g}")
+        parts.append(f"size spread {data.size_spread:g}")
     parts.append(f"server p = {data.server_fraction:g}")
     if data.server_classes:
         parts.append(f"{data.server_classes} server classes")
@@ -93,37 +93,34 @@ def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
     folder = catalog.cache_folder(name)
     if not folder.exists():
         raise FeddumapError(
-            f"the data set {name} is not in the cache {folder}: run `feddumap data get {name}` and make the "
-            "report again"
+            f"the data set {name} is not in the cache {folder}: run `feddumap data get {name}` and rerun the "
+            "report"
         )
     data = dataset.read(folder, verify=False)
     labels, classes = np.asarray(data.train_labels), len(data.classes)
     split = _read_split(run.path, len(labels))
-    counts = split.counts(labels, classes)
-    everyone = counts.sum(axis=0)
-    degrees = divergence(counts, everyone)
-    kept = evenly_spaced(split.devices, SHOWN)
-    server = np.bincount(labels[split.server], minlength=classes) if len(split.server) else None
+    found = split_mixes(split, labels, classes)
+    kept = evenly_spaced(split.devices, MAX_DEVICES)
     return LabelMixes(
         title=title,
         classes=data.classes,
         devices=tuple(kept),
         total=split.devices,
-        shares=mix(counts[kept]),
-        degrees=degrees[kept],
-        mean_degree=float(degrees.mean()),
-        server=None if server is None else mix(server),
-        server_degree=None if server is None else float(divergence(server, everyone)),
+        shares=mix(found.counts[kept]),
+        degrees=found.degrees[kept],
+        mean_degree=float(found.degrees.mean()),
+        server=None if found.server_degree is None else mix(found.server_counts),
+        server_degree=found.server_degree,
         seeds=seeds,
     )
 
 
 def _read_split(path: Path, images: int) -> Split:
-    """A run's split, read without its lock: it is written once, before the first round."""
+    """A run's split, read without the lock: it is written once, before the first round."""
     file = path / "split.safetensors"
     try:
         return Split.from_arrays(load_file(file), images)
     except (OSError, SafetensorError) as error:
         raise FeddumapError(
-            f"cannot read {file} ({error}): it says who held what, and cannot be shown without"
+            f"cannot read the split {file} ({error}): restore the file and rerun the report"
         ) from None

@@ -1,6 +1,6 @@
-"""What the figures show of each series: columns of numbers for every seed, their mean and range, and a style.
+"""The lines of the figures: columns of numbers for every seed of a series, their mean and range, and a style.
 
-The page and the static figures are drawn from these, so that they cannot differ.
+The page and the static figures are drawn from the same lines.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from feddumap.report.series import RecordedRun, Series
 from feddumap.runs.summary import evaluated, smooth
 
-MAX_POINTS = 1000  # points of a line
-INK = "ink"  # the colour of text: black on white, white on black
+MAX_POINTS = 1000  # per line
+INK = "ink"  # the colour of text, which depends on the theme
 
-# Okabe and Ito's colours that can be told apart by everybody, without yellow, which white paper swallows
+# the colour-blind safe palette of Okabe and Ito, without yellow, which is faint on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
@@ -27,7 +27,7 @@ Columns = dict[str, Values]
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks in every figure: 7 colours by 5 dashes, and markers in a cycle of their own."""
+    """The style of a series in every figure: 7 colours by 5 dashes, and a separate cycle of markers."""
 
     colour: str
     dash: str
@@ -45,10 +45,10 @@ class SeedColumns:
 
 @dataclass(frozen=True)
 class SeedTable:
-    """A series' columns for each seed, and the mean and the range of `members` of them: of those that are
-    finished or, as long as none is, of all; over the rounds that all of these have.
+    """A series' columns per seed, and their mean and range over `members` seeds: the finished ones, or all if
+    none is finished, for the rounds that they have in common.
 
-    Of a single member, the mean is its own columns and the range is empty.
+    With a single member, the mean is its columns and the range is empty.
     """
 
     seeds: tuple[SeedColumns, ...]
@@ -60,7 +60,7 @@ class SeedTable:
 
 @dataclass(frozen=True)
 class Line:
-    """One series as the figures show it: `accuracy` over the evaluated rounds, `rounds` over all."""
+    """One series: `accuracy` over the evaluated rounds, `rounds` over all rounds."""
 
     label: str
     style: Style
@@ -69,7 +69,7 @@ class Line:
 
 
 def lines(series: Sequence[Series]) -> list[Line]:
-    """The series with their styles, in their order."""
+    """The lines of the series, in order."""
     return [
         Line(
             each.label,
@@ -82,7 +82,7 @@ def lines(series: Sequence[Series]) -> list[Line]:
 
 
 def style(place: int) -> Style:
-    """The style of the series at a place.
+    """The style of the series with an index.
 
     >>> style(0), style(7).dash, len({style(i) for i in range(35)})
     (Style(colour='#0072B2', dash='solid', marker='circle'), 'dash', 35)
@@ -92,7 +92,7 @@ def style(place: int) -> Style:
 
 
 def evenly_spaced(count: int, most: int) -> list[int]:
-    """At most `most` of the places 0 to count - 1, evenly, the first and the last among them.
+    """At most `most` evenly spaced indices from 0 to count - 1, including both.
 
     >>> evenly_spaced(3, 5), evenly_spaced(101, 5)
     ([0, 1, 2], [0, 25, 50, 75, 100])
@@ -103,7 +103,7 @@ def evenly_spaced(count: int, most: int) -> list[int]:
 
 
 def _accuracy(run: RecordedRun) -> dict[int, dict[str, float | None]]:
-    """A row for each evaluated round, by the number of rounds then finished."""
+    """A row for each evaluated round, keyed by the number of rounds finished then."""
     points = evaluated(run.records)
     smoothed = smooth([point["accuracy"] for point in points])
     carried = dict(
@@ -121,7 +121,7 @@ def _accuracy(run: RecordedRun) -> dict[int, dict[str, float | None]]:
 
 
 def _rounds(run: RecordedRun) -> dict[int, dict[str, float | None]]:
-    """A row for each round: what it cost, the model it trained and what the server step reported."""
+    """A row for each round: costs, model size and metrics of the server step."""
     first: dict[str, Any] = {"clock": 0.0, "wall": 0.0}
     return {
         record["round"] + 1: {
@@ -159,7 +159,7 @@ def _table(series: Series, runs: Sequence[dict[int, dict[str, float | None]]]) -
 
 
 def _mean_and_range(rows: Sequence[dict[str, float | None]]) -> Iterator[dict[str, float | None]]:
-    """Mean, lowest and highest of each column; None where a row has none."""
+    """Mean, minimum and maximum of each column; None where any row has none."""
     known = {key: [value for row in rows if (value := row[key]) is not None] for key in rows[0]}
     whole = {key: values if len(values) == len(rows) else [] for key, values in known.items()}
     yield {key: sum(values) / len(values) if values else None for key, values in whole.items()}
@@ -168,7 +168,7 @@ def _mean_and_range(rows: Sequence[dict[str, float | None]]) -> Iterator[dict[st
 
 
 def _columns(rows: dict[int, dict[str, float | None]]) -> Columns:
-    """Rows as columns, thinned to what a figure can show."""
+    """Rows as columns, thinned to `MAX_POINTS`."""
     numbers = sorted(rows)
     kept = [numbers[place] for place in evenly_spaced(len(numbers), MAX_POINTS)]
     columns: Columns = {"round": [float(number) for number in kept]}

@@ -1,4 +1,4 @@
-"""What a reader of a comparison must know: runs unlike the others, and tests that could not be made."""
+"""Notes on a comparison: runs that differ from the others, and tests that are not possible."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from feddumap.config import Config
 from feddumap.report.series import Series
 from feddumap.report.statistics import Comparison
 
-# rounds have a note of their own; the others may differ between series that are fairly compared
+# rounds have a separate note; the others may differ in a fair comparison
 NOT_COMPARED: Any = {"train": {"rounds", "stack"}, "run": True, "method": True}
 
 
 def notes(found: Sequence[Series], value: Comparison) -> tuple[str, ...]:
-    """The caveats of a comparison, a sentence each; none if there is nothing to say."""
+    """The notes of a comparison, one sentence each."""
     return (
         *_rounds(value),
         *_unfinished(value),
@@ -33,7 +33,7 @@ def _rounds(value: Comparison) -> Iterator[str]:
     for rounds, runs in counts.most_common():
         some = _who(value, {run.path for row in value.rows for run in row.runs if run.rounds == rounds})
         told.append(f"{rounds} in {'most' if 2 * runs > counts.total() else some}")
-    yield f"The runs differ in their number of rounds, and each counts as it is: {'; '.join(told)}."
+    yield f"The runs differ in their numbers of rounds: {'; '.join(told)}."
 
 
 def _unfinished(value: Comparison) -> Iterator[str]:
@@ -44,15 +44,15 @@ def _unfinished(value: Comparison) -> Iterator[str]:
         if not run.finished
     ]
     if found:
-        yield f"Not finished, and counted as far as they are: {', '.join(found)}."
+        yield f"Not finished, included with the rounds so far: {', '.join(found)}."
 
 
 def _evaluations(value: Comparison) -> Iterator[str]:
     runs = [run for row in value.rows for run in row.runs]
     if without := _who(value, {run.path for run in runs if run.evaluations == 0}):
-        yield f"Not evaluated yet, and therefore without an accuracy: {without}."
+        yield f"Not evaluated yet, so without an accuracy: {without}."
     if few := _who(value, {run.path for run in runs if 0 < run.evaluations < 10}):
-        yield f"Fewer than ten evaluated rounds, so that the mean of the last 10 is of all there are: {few}."
+        yield f"Fewer than ten evaluated rounds, so the mean of the last 10 is over all of them: {few}."
 
 
 def _settings(found: Sequence[Series], value: Comparison) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _settings(found: Sequence[Series], value: Comparison) -> Iterator[str]:
             unlike.setdefault(", ".join(keys), []).append(each.label)
     if unlike:
         told = "; ".join(f"{keys} in {', '.join(labels)}" for keys, labels in unlike.items())
-        yield f"Settings other than the method's differ from those of {value.base}: {told}."
+        yield f"Settings outside [method] differ from those of {value.base}: {told}."
 
 
 def _settings_of(config: Config) -> dict[str, Any]:
@@ -76,17 +76,17 @@ def _settings_of(config: Config) -> dict[str, Any]:
 def _tests(value: Comparison) -> Iterator[str]:
     differences = {row.label: row.difference for row in value.rows if row.difference is not None}
     if differences and all(each.p is None for each in differences.values()):
-        yield f"No test against {value.base}: it needs at least two common seeds."
+        yield f"No significance test against {value.base}: it needs at least two common seeds."
     constant = [label for label, each in differences.items() if each.constant]
     if constant:
         yield (
-            f"The difference to {value.base} is the same in every seed, so that there is no noise to compare "
-            f"it with and p is a limit: {', '.join(constant)}."
+            f"The difference to {value.base} is the same for every seed, so its variance is zero and p is a "
+            f"limit: {', '.join(constant)}."
         )
 
 
 def _who(value: Comparison, paths: set[str]) -> str:
-    """The runs of these paths, as briefly as can be: all runs, a series, or some seeds of it."""
+    """The runs with these paths, abbreviated to all runs, a series, or some seeds of a series."""
     parts = []
     for row in value.rows:
         seeds = [str(run.seed) for run in row.runs if run.path in paths]

@@ -1,4 +1,4 @@
-"""What was removed from a series' networks, layer by layer."""
+"""Prunings of a series' networks, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from feddumap.report.series import Series
 class SeriesPruning:
     """The last pruning of each seed of a series: `records` are the `pruning` entries, with their round.
 
-    `what` was removed is filters or weights, and `times` is how often the series was pruned at most.
+    `what` is "filters" or "weights"; `times` is the largest number of prunings of a seed.
     """
 
-    place: int  # of the series
+    place: int  # index of the series
     label: str
     model: str
     what: str
@@ -27,7 +27,7 @@ class SeriesPruning:
 
     @property
     def removed(self) -> dict[str, float]:
-        """The share removed from each layer, the mean over seeds."""
+        """The share removed from each layer, averaged over seeds."""
         return {
             name: fmean(
                 1 - each["layers"][name]["kept"] / each["layers"][name][self.what] for each in self.records
@@ -37,7 +37,7 @@ class SeriesPruning:
 
 
 def prunings(series: Sequence[Series]) -> list[SeriesPruning]:
-    """The series that were pruned."""
+    """The prunings of the series that were pruned."""
     found = []
     for place, each in enumerate(series):
         pruned = {run.seed: [record for record in run.records if "pruning" in record] for run in each.runs}
@@ -60,7 +60,7 @@ def prunings(series: Sequence[Series]) -> list[SeriesPruning]:
 
 
 def groups(found: Sequence[SeriesPruning]) -> list[list[SeriesPruning]]:
-    """The prunings of each model and of each kind, which a figure can show together."""
+    """Prunings grouped by model and kind; one figure shows a group."""
     grouped: dict[tuple[str, str], list[SeriesPruning]] = {}
     for pruned in found:
         grouped.setdefault((pruned.model, pruned.what), []).append(pruned)
@@ -68,6 +68,6 @@ def groups(found: Sequence[SeriesPruning]) -> list[list[SeriesPruning]]:
 
 
 def layers(group: Sequence[SeriesPruning]) -> list[str]:
-    """The layers that any of a group was pruned in: in the order of the network, as far as one names them."""
+    """The pruned layers of a group, in the order of the network."""
     longest = max((pruned.removed for pruned in group), key=len)
     return list(dict.fromkeys([*longest, *(name for pruned in group for name in pruned.removed)]))

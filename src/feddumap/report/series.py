@@ -1,4 +1,4 @@
-"""Run directories as tables and plots see them: finished or still going, grouped over seeds."""
+"""Run directories, finished or in training, grouped into series over seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from feddumap.config import Config
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import resolve
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import accuracies, finished
 
 NAMES = ("method.name", "model.name", "data.name")
@@ -19,7 +19,7 @@ NAMES = ("method.name", "model.name", "data.name")
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run: its directory, its resolved configuration and its records so far."""
+    """One run: directory, resolved configuration and records so far."""
 
     path: Path
     config: Config
@@ -38,7 +38,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their seeds only, in the order of the seeds; the label tells series apart."""
+    """Runs that differ only in their seeds, in the order of the seeds, with a distinct label."""
 
     label: str
     runs: tuple[RecordedRun, ...]
@@ -49,14 +49,14 @@ class Series:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RecordedRun]:
-    """The runs in these folders: each is a run directory, or a folder of them at any depth.
+    """The runs in these folders: run directories, or folders that contain them at any depth.
 
-    Runs without a finished round are left out; it is an error if none is left.
+    Runs without a finished round are skipped; it is an error if none remains.
     """
     found: dict[Path, RecordedRun] = {}
     for path in paths:
         if not path.is_dir():
-            raise FeddumapError(f"{path} is not a folder: give run directories, or folders of them")
+            raise FeddumapError(f"{path} is not a folder: expected run directories, or folders of them")
         for config in sorted(path.rglob("config.toml")):
             folder = config.parent
             records = read_records(folder)
@@ -66,14 +66,16 @@ def find_runs(paths: Iterable[Path]) -> list[RecordedRun]:
                 found[folder.resolve()] = RecordedRun(folder, stored, records, finished(folder))
     if not found:
         named = ", ".join(map(str, paths)) or "nothing"
-        raise FeddumapError(f"no run with a finished round in {named}: give the folder of a run or of a grid")
+        raise FeddumapError(
+            f"no run with a finished round in {named}: expected the folder of a run or of a grid"
+        )
     return list(found.values())
 
 
 def group_runs(runs: Sequence[RecordedRun]) -> list[Series]:
-    """The runs grouped by everything but the seed, in the order of first appearance, each with a label.
+    """Group runs by everything but the seed, in the order of first appearance.
 
-    A second run of one configuration and seed begins a series of its own, named after its folder.
+    A second run with the same configuration and seed starts another series, labelled with its folder.
     """
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -95,8 +97,8 @@ def _unique_label(labels: Sequence[str], place: int, path: Path) -> str:
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:
-    """The method, then what else differs: the model and the data among all, other keys among those that share
-    method, model and data."""
+    """Labels: the method, the model and data if they differ among all, and other keys that differ among
+    configurations with the same method, model and data."""
     flat = [_flat(config) for config in configs]
     labels = []
     for own in flat:

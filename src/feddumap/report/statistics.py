@@ -1,6 +1,6 @@
-"""Series compared over their seeds: accuracy, time to a target, cost, and the test against a base.
+"""Statistics of series over seeds: accuracy, time to target, cost, and the test against a base.
 
-Pure functions from series to numbers; `compare_view` makes tables of them, `compare_notes` the caveats.
+Pure functions; `comparison` renders the results as tables, `notes` adds caveats.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ AccuracyMeasure = Literal["final", "mean10", "best_smoothed"]
 MEASURES: tuple[AccuracyMeasure, ...] = get_args(AccuracyMeasure)
 COSTS = ("parameters", "macs", "bytes_down", "bytes_up", "clock")
 LEVEL = 0.95  # of the confidence interval
-ROUNDING = 1e-12  # accuracies are quotients of images: what differs by less differs by rounding only
+ROUNDING = 1e-12  # accuracies are ratios of image counts: smaller differences are rounding errors
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (divided by n - 1) over n seeds; one seed has no deviation."""
+    """Mean and sample standard deviation (divisor n - 1) over n seeds; None with one seed."""
 
     mean: float
     std: float | None
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class RunStatistics:
-    """One run: its accuracies, when it reached the targets (None: it did not) and what it cost in all."""
+    """One run: accuracies, round and clock when it reached each target (or None), and total costs."""
 
     path: str
     seed: int
@@ -47,8 +47,8 @@ class RunStatistics:
 
 @dataclass(frozen=True)
 class TimeToTarget:
-    """How many of the seeds reached a target. Their mean clock, and its ratio to that of the base, are there
-    only if all did: the mean of the quick ones alone would flatter."""
+    """The number of seeds that reached a target. The mean clock, and its ratio to the base's, are given only
+    if all seeds did, because a mean over the fast seeds alone is biased."""
 
     target: float
     reached: int
@@ -59,8 +59,9 @@ class TimeToTarget:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy against the base, paired over the seeds that both have: mean, confidence interval and p of a
-    paired t-test, p after Holm. With fewer than two such seeds, nothing but the seeds."""
+    """Difference in accuracy to the base, paired over common seeds: mean, confidence interval and p of a
+    paired t-test, and p after Holm's adjustment. With fewer than two common seeds all but `seeds` are
+    None."""
 
     seeds: tuple[int, ...]
     mean: float | None = None
@@ -73,7 +74,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class SeriesStatistics:
-    """One series: spreads over its seeds, and its runs. The base has no difference."""
+    """One series: spreads over its seeds, and its runs. `difference` is None for the base."""
 
     label: str
     method: str
@@ -88,7 +89,7 @@ class SeriesStatistics:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All series against one base; `measure` is the accuracy that was tested."""
+    """All series compared with one base; `measure` is the accuracy measure of the test."""
 
     base: str
     measure: AccuracyMeasure
@@ -102,8 +103,10 @@ def compare(
     base: str | None = None,
     measure: AccuracyMeasure = "mean10",
 ) -> Comparison:
-    """Every run as it is, whatever its number of rounds. Without `targets`, those of the runs; without a
-    `base`, the only FedAvg there is, else the first series."""
+    """Compare series. Runs are not truncated to equal numbers of rounds.
+
+    `targets` defaults to those of the runs, `base` to the only FedAvg series, else the first series.
+    """
     wanted = targets_of(found, targets)
     against = base_of(found, base)
     figures = {each.label: tuple(run_statistics(run, wanted) for run in each.runs) for each in found}
@@ -127,23 +130,23 @@ def compare(
 
 
 def base_of(found: Sequence[Series], label: str | None) -> str:
-    """The label of the series that the others are compared with."""
+    """The label of the base series."""
     labels = [each.label for each in found]
     if label is None:
         plain = [each.label for each in found if each.config.method.name == "fedavg"]
         return plain[0] if len(plain) == 1 else labels[0]
     if label not in labels:
         known = ", ".join(repr(each) for each in labels)
-        raise FeddumapError(f"--base {label!r} is not among the series: give one of {known}")
+        raise FeddumapError(f"--base {label!r} is not a series: expected one of {known}")
     return label
 
 
 def targets_of(found: Sequence[Series], given: Sequence[float]) -> tuple[float, ...]:
-    """The given targets, else those that any run was configured with, in ascending order."""
+    """The given targets, else those of the runs' configurations, in ascending order."""
     for target in given:
         if not 0 <= target <= 1:
             raise FeddumapError(
-                f"--target {target:g} is no share of 1: give an accuracy such as 0.5 for 50 %"
+                f"--target {target:g}: expected an accuracy from 0 to 1, such as 0.5 for 50 %"
             )
     settings = [run.config.run for each in found for run in each.runs]
     configured = [target for run in settings for target in (*run.targets, run.target) if target is not None]
@@ -151,7 +154,7 @@ def targets_of(found: Sequence[Series], given: Sequence[float]) -> tuple[float, 
 
 
 def run_statistics(run: RecordedRun, targets: Sequence[float]) -> RunStatistics:
-    """One run in numbers: parameters, multiply-adds and clock of its last round, bytes of all its rounds."""
+    """The statistics of a run: parameters, multiply-adds and clock of the last round, bytes of all rounds."""
     last = run.records[-1]
     cost: dict[str, Any] = {
         name: sum(record[name] for record in run.records) if name.startswith("bytes") else last[name]
@@ -171,7 +174,7 @@ def run_statistics(run: RecordedRun, targets: Sequence[float]) -> RunStatistics:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Mean and s = √(Σ(x - mean)² / (n - 1)) of the values that are there.
+    """Mean and s = √(Σ(x - mean)² / (n - 1)) of the values that are not None.
 
     >>> spread([0.25, 0.75, 0.5]), spread([7]), spread([None])
     (Spread(mean=0.5, std=0.25, n=3), Spread(mean=7, std=None, n=1), None)
@@ -185,7 +188,7 @@ def _spread(known: Sequence[float]) -> Spread:
 
 
 def time_to_target(runs: Sequence[RunStatistics], target: float) -> TimeToTarget:
-    """How many seeds reached a target, and their clock if all did."""
+    """The number of seeds that reached a target, and their clock if all did."""
     clocks = [point["clock"] for run in runs if (point := run.targets[str(target)]) is not None]
     return TimeToTarget(target, len(clocks), len(runs), _spread(clocks) if len(clocks) == len(runs) else None)
 
@@ -200,8 +203,8 @@ def paired_difference(own: Mapping[int, float], base: Mapping[int, float]) -> Di
     """The paired t-test of two accuracies by seed: with the differences d of the n common seeds,
     t = mean(d) / (s(d) / √n), two-sided p and interval from Student's t with n - 1 degrees of freedom.
 
-    Differences that are all the same leave no deviation to divide by. Then the limits are given: p = 0 and an
-    interval of one point, or p = 1 if the difference is zero; `constant` says so.
+    If all differences are equal, s(d) = 0 and the limits are returned: p = 0 and an interval of one point, or
+    p = 1 if the difference is zero; `constant` is then set.
 
     >>> paired_difference({1: 0.75, 2: 0.5}, {1: 0.5, 2: 0.25, 3: 0.5})
     Difference(seeds=(1, 2), mean=0.25, low=0.25, high=0.25, p=0.0, holm=None, constant=True)
@@ -223,8 +226,8 @@ def paired_difference(own: Mapping[int, float], base: Mapping[int, float]) -> Di
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Holm's adjustment of m p values: the i-th smallest becomes the largest of (m - j + 1) · p_(j) over
-    j ≤ i, and 1 at most. Who calls different what stays below 0.05 errs, even once, in 5 % of cases at most.
+    """Holm's adjustment of m p values: the i-th smallest becomes max over j ≤ i of (m - j + 1) · p_(j), at
+    most 1. It controls the probability of any false positive.
 
     >>> holm([0.25, 0.0625, 0.125])
     [0.25, 0.1875, 0.25]
@@ -239,7 +242,7 @@ def holm(values: Sequence[float]) -> list[float]:
 def _tests(
     figures: Mapping[str, Sequence[RunStatistics]], base: str, measure: AccuracyMeasure
 ) -> dict[str, Difference]:
-    """The test of every series but the base, adjusted for their number where there are several."""
+    """The paired test of every series but the base, with Holm's adjustment."""
     values = {
         label: {run.seed: value for run in runs if (value := run.accuracy[measure]) is not None}
         for label, runs in figures.items()

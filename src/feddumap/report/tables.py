@@ -1,7 +1,7 @@
-"""Tables that a terminal, Markdown, CSV, LaTeX and JSON can show.
+"""Tables rendered for a terminal or as Markdown, CSV, LaTeX and JSON.
 
-A `Document` is a few tables with notes and, for JSON, everything behind them. A cell has a text for people
-and plain numbers for programs, so that "91.3 ± 0.4" is one column to read and three to compute with.
+A `Document` holds tables, notes and the data for JSON. A cell has a text and plain values for CSV, so that
+"91.3 ± 0.4" is one column of text but separate numeric columns in CSV.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feddumap.system import console
 
 Format = Literal["table", "markdown", "csv", "latex", "json"]
 Scalar = str | float | None
-WIDTH = 120  # columns of a text table where there is no terminal
+WIDTH = 120  # of tables where there is no terminal
 
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -34,14 +34,14 @@ LATEX = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "−": "$-$",
-    "[": "{[}",  # at the start of a row, [ and * would belong to the \\ before
+    "[": "{[}",  # at the start of a row, [ and * would be arguments of the preceding \\
     "*": "{*}",
 }
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """What people read; and for CSV the plain values, by what is added to the column's key (or nothing)."""
+    """A text, and plain values for CSV by the suffix of the column's key (possibly empty)."""
 
     text: str
     plain: Mapping[str, Scalar] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A title for people, a key for programs, and a cell a row."""
+    """A title, a key for CSV, and one cell per row."""
 
     title: str
     key: str
@@ -60,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length; the first one names the rows."""
+    """Columns of equal length; the first names the rows."""
 
     title: str
     columns: tuple[Column, ...]
@@ -71,7 +71,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Document:
-    """Tables, what a reader must know about them, and what JSON shows instead of them."""
+    """Tables, notes, and the data that JSON shows instead of tables."""
 
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
@@ -79,14 +79,14 @@ class Document:
 
 
 def text_column(title: str, key: str, texts: Sequence[str]) -> Column:
-    """A column of words, to the left."""
+    """A left-aligned column of texts."""
     return Column(title, key, tuple(TableCell(text, {"": text}) for text in texts), right=False)
 
 
 def mark_best(
     cells: Sequence[TableCell], scores: Sequence[float | None], lowest: bool = False
 ) -> tuple[TableCell, ...]:
-    """The cells with the highest (or lowest) score marked; none where all that have a score are equal.
+    """Mark the cells with the highest (or lowest) score, unless all scores are equal.
 
     >>> [cell.best for cell in mark_best([TableCell("a"), TableCell("b"), TableCell("-")], [1, 2, None])]
     [False, True, False]
@@ -99,14 +99,14 @@ def mark_best(
 
 
 def show(document: Document) -> None:
-    """Tables and notes on the terminal, as wide as it is."""
+    """Print tables and notes."""
     _print_tables(document.tables)
     for note in document.notes:
         console.out.print(f"- {note}", markup=False)
 
 
 def render(document: Document, form: Format) -> str:
-    """The document as a text in one of the formats. CSV has no place for notes."""
+    """The document as text in one of the formats. CSV leaves out the notes."""
     return {"table": _text, "markdown": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](
         document
     )
@@ -148,7 +148,7 @@ def _for_markdown(text: str, best: bool = False) -> str:
 
 
 def _csv(document: Document) -> str:
-    """One row for each name in the first columns, with the columns of all tables."""
+    """One row per name in the first columns, with the columns of all tables."""
     header: dict[str, None] = {}
     rows: dict[Scalar, dict[str, Scalar]] = {}
     for table in document.tables:

@@ -1,4 +1,4 @@
-"""A grid: many runs described by one file. Its cells are the products of the swept values, each checked."""
+"""Grids: many runs described by one file. The cells are the combinations of the swept values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from feddumap import run as api
-from feddumap.config import CARRIED_OUT, Config, load, read_toml
+from feddumap.config import RUNTIME_KEYS, Config, load, read_toml
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES, resolve, settings_model
-from feddumap.runs.directory import carried_out_like, read_config, refuse_existing
+from feddumap.runs.directory import require_new, with_runtime_keys
+from feddumap.runs.reader import read_config
+from feddumap.system.callbacks import Say, ignore
 
-UNLABELLED = ("method.name", "model.name", "data.name", "run.seed")  # values that need no key beside them
+UNLABELLED = ("method.name", "model.name", "data.name", "run.seed")  # keys left out of names
 LONGEST = 120  # characters of a cell's name
 
-Naming = Callable[[Mapping[str, Any], Config], str]  # of the swept values and the resolved configuration
+Naming = Callable[[Mapping[str, Any], Config], str]  # (swept values, resolved configuration) -> name
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid: its name, its directory, what was swept, its configuration and its rounds."""
+    """One run of a grid: name, directory, swept values, resolved configuration and rounds."""
 
     name: str
     path: Path
@@ -34,14 +36,14 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """Cells of a kind take about as long."""
+        """Cells of the same kind take about the same time."""
         return f"{self.config.model.name} on {self.config.data.name}"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A table of a grid: the values of every key it varies, and the methods that the file names for it, of
-    which a --set may have kept one."""
+    """One [grid] table: the values of every key it varies, and the methods that the file names for it, before
+    --set restricts them."""
 
     values: Mapping[str, list[Any]]
     methods: Sequence[str]
@@ -49,7 +51,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Grid:
-    """What all cells have in common, the tables whose products they are, and all methods the file names."""
+    """The common configuration of all cells, the sweeps, and all methods that the file names."""
 
     base: Config
     sweeps: Sequence[Sweep]
@@ -57,13 +59,16 @@ class Grid:
 
 
 def read(file: Path, sets: Iterable[str] = ()) -> Grid:
-    """The grid of a file."""
+    """Read a grid file."""
     return parse(read_toml(file, "grid"), str(file), sets)
 
 
 def parse(table: Mapping[str, Any], source: str, sets: Iterable[str] = ()) -> Grid:
-    """A grid from the tables of a file, `source`. A --set is for all cells: where its key is swept, it keeps
-    that value alone, and of several tables that sweep it those that have the value, if any has."""
+    """Parse the tables of a grid file, named `source` in errors.
+
+    A --set applies to all cells: where its key is swept, only that value is kept; of several sweeps of the
+    key, only those with the value are kept, if there are any.
+    """
     base = {section: dict(keys) if isinstance(keys, dict) else keys for section, keys in table.items()}
     swept = _sweeps(source, base.pop("grid", None))
     default = [Config.parse(base).method.name]
@@ -78,7 +83,7 @@ def parse(table: Mapping[str, Any], source: str, sets: Iterable[str] = ()) -> Gr
 
 
 def _restricted(sweeps: Sequence[Sweep], key: str, value: Any) -> list[Sweep]:
-    """The tables with that value alone."""
+    """The sweeps restricted to one value of a key."""
     listed = any(value in sweep.values.get(key, []) for sweep in sweeps)
     kept = []
     for sweep in sweeps:
@@ -93,18 +98,18 @@ def _restricted(sweeps: Sequence[Sweep], key: str, value: Any) -> list[Sweep]:
 
 
 def _sweeps(source: str, tables: Any) -> list[dict[str, list[Any]]]:
-    """The values to sweep, of [grid] or of each [[grid]]."""
+    """The swept values of [grid] or of each [[grid]]."""
     found = tables if isinstance(tables, list) else [tables]
     if not found or not all(isinstance(table, dict) and table for table in found):
         raise FeddumapError(
-            f'{source} has no table [grid]: give one with what to vary, such as "run.seed" = [1, 2, 3]'
+            f'{source} has no [grid] table: add one with the values to sweep, such as "run.seed" = [1, 2, 3]'
         )
     return [_sweep(table) for table in found]
 
 
 def _sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
     flat: dict[str, Any] = {}
-    for key, value in table.items():  # a key without quotes is a table within the table
+    for key, value in table.items():  # an unquoted dotted key is a nested table
         flat |= (
             {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
         )
@@ -115,23 +120,25 @@ def _sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
         if not isinstance(values, list) or not values:
             raise FeddumapError(f"grid key {key} = {values!r}: expected a list of values, such as [1, 2]")
     if "run.workers" in flat:
-        raise FeddumapError("grid key run.workers changes no result: take it out, and use --jobs")
-    for key in CARRIED_OUT:
+        raise FeddumapError("grid key run.workers changes no result: remove it and use --jobs")
+    for key in RUNTIME_KEYS:
         if f"run.{key}" in flat:
-            raise FeddumapError(f"grid key run.{key} changes no result: take it out, and set it in [run]")
+            raise FeddumapError(f"grid key run.{key} changes no result: remove it and set it in [run]")
     return flat
 
 
 def _all_methods(key: str, value: Any) -> list[str] | None:
-    """The methods that "all" stands for."""
+    """All methods, if the value is "all" and the key method.name."""
     return list(RECIPES) if (key, value) == ("method.name", "all") else None
 
 
 def name_from_values(applied: Mapping[str, Any], _: Config | None = None) -> str:
-    """A folder's name from the swept values.
+    """A folder name from the swept values.
 
-    >>> name_from_values({"method.name": "feddu", "run.seed": 7, "method.c": 0.5}), name_from_values({"data.name": "./a b"})
-    ('feddu-7-method.c=0.5', 'a_b')
+    >>> name_from_values({"method.name": "feddu", "run.seed": 7, "method.c": 0.5})
+    'feddu-7-method.c=0.5'
+    >>> name_from_values({"data.name": "./a b"})
+    'a_b'
     """
     parts = [
         path_component(value) if key in UNLABELLED else f"{key}={path_component(value)}"
@@ -141,22 +148,18 @@ def name_from_values(applied: Mapping[str, Any], _: Config | None = None) -> str
 
 
 def path_component(value: Any) -> str:
-    """A value as part of a folder's name."""
+    """A value as part of a folder name."""
     return re.sub(r"[^\w.=+-]+", "_", str(value).lower() if isinstance(value, bool) else str(value))
 
 
-def cells(
-    file: Path, out: Path, sets: Iterable[str] = (), say: Callable[[str], None] = lambda _: None
-) -> list[Cell]:
-    """The cells of a grid's file."""
+def cells(file: Path, out: Path, sets: Iterable[str] = (), say: Say = ignore) -> list[Cell]:
+    """The cells of a grid file."""
     return cells_of(read(file, sets), out, say)
 
 
-def cells_of(
-    grid: Grid, out: Path, say: Callable[[str], None] = lambda _: None, naming: Naming = name_from_values
-) -> list[Cell]:
-    """The cells, in the order of the products: each checked as if it were about to be trained, and against
-    what its directory holds already. Combinations that come to the same run are one cell."""
+def cells_of(grid: Grid, out: Path, say: Say = ignore, naming: Naming = name_from_values) -> list[Cell]:
+    """The cells in the order of the combinations, validated like runs to train and against existing run
+    directories. Combinations that resolve to the same run are one cell."""
     notes: dict[str, None] = {}
     checked: dict[str, tuple[Config, int]] = {}
     found: dict[str, Cell] = {}
@@ -164,12 +167,12 @@ def cells_of(
     for applied, config in combinations(grid):
         try:
             unseeded = config.model_dump_json(exclude={"run": {"seed"}})
-            if unseeded not in checked:  # no mistake depends on the seed
+            if unseeded not in checked:  # validation does not depend on the seed
                 run = api.start(config, say=lambda note: notes.update({note: None}))
                 checked[unseeded] = run.config, run.rounds
             resolved, rounds = checked[unseeded]
             resolved = resolved.replace(run={"seed": config.run.seed})
-            identity = resolved.model_dump_json(exclude={"run": set(CARRIED_OUT)})
+            identity = resolved.model_dump_json(exclude={"run": set(RUNTIME_KEYS)})
             if identity in found:
                 continue
             name = _unique(naming(applied, resolved), names)
@@ -183,8 +186,10 @@ def cells_of(
 
 
 def combinations(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
-    """Every combination once, and its configuration, without the keys of [method] that its method lacks. A
-    key must suit one method of its table at least, or if all cells have it, one of the grid's."""
+    """Every distinct combination and its configuration, without [method] keys that its method does not have.
+
+    A swept key must belong to at least one method of its sweep, a common key to at least one of the grid.
+    """
     found: dict[str, tuple[dict[str, Any], Config]] = {}
     everywhere = [method for method in grid.methods if method in list(RECIPES)]
     for sweep in grid.sweeps:
@@ -195,8 +200,8 @@ def combinations(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
         everywhere += methods
         _check_method_keys([key[7:] for key in sweep.values if key.startswith("method.")], methods)
         for choice, whole in zip(chosen, configs, strict=True):
-            config, strange = _without_unsupported_keys(whole)
-            applied = {key: value for key, value in choice.items() if key not in strange}
+            config, unsupported = _without_unsupported_keys(whole)
+            applied = {key: value for key, value in choice.items() if key not in unsupported}
             found.setdefault(config.model_dump_json(), (applied, config))
     _check_method_keys(grid.base.method.settings, list(dict.fromkeys(everywhere)))
     return list(found.values())
@@ -211,15 +216,17 @@ def _with(base: Config, choice: Mapping[str, Any]) -> Config:
 
 
 def _without_unsupported_keys(config: Config) -> tuple[Config, set[str]]:
-    """The configuration without the keys that its method does not have, and those."""
+    """The configuration without [method] keys that its method does not have, and those keys."""
     known = settings_model(config.method.name).model_fields
     method = {key: value for key, value in config.method.settings.items() if key in known}
-    strange = {f"method.{key}" for key in config.method.settings if key not in known}
-    return Config.parse({**config.model_dump(), "method": {"name": config.method.name, **method}}), strange
+    unsupported = {f"method.{key}" for key in config.method.settings if key not in known}
+    return Config.parse(
+        {**config.model_dump(), "method": {"name": config.method.name, **method}}
+    ), unsupported
 
 
 def _check_method_keys(given: Iterable[str], methods: Sequence[str]) -> None:
-    """A key of [method] need not suit every method, but one at least."""
+    """Raise an error for a [method] key that none of the methods has."""
     known = list(dict.fromkeys(key for method in methods for key in settings_model(method).model_fields))
     for key in given:
         if key not in known and key != "name":
@@ -231,18 +238,18 @@ def _check_method_keys(given: Iterable[str], methods: Sequence[str]) -> None:
 
 
 def _check_directory(cell: Cell) -> None:
-    """What is in the cell's directory must be this cell; workers and event files may differ."""
+    """Raise an error if the cell's directory holds another run; keys that change no result may differ."""
     if not (cell.path / "config.toml").is_file():
-        refuse_existing(cell.path, cell.config)
+        require_new(cell.path, cell.config)
         return
     stored = read_config(cell.path)
-    ours = carried_out_like(cell.config, stored)
+    ours = with_runtime_keys(cell.config, stored)
     if stored.model_copy(update={"method": resolve(stored.method)}) != ours:
-        refuse_existing(cell.path, ours)
+        require_new(cell.path, ours)
 
 
 def _unique(plain: str, taken: set[str]) -> str:
-    """The name, with a number if it is taken; then it is taken too."""
+    """The name, with a number appended if it is in `taken`; it is added to `taken`."""
     name, number = plain, 1
     while name.casefold() in taken:
         number += 1

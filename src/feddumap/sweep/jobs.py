@@ -1,7 +1,7 @@
-"""Training the cells of a grid: one after another in this process, or several at a time in their own.
+"""Train the cells of a grid: sequentially in this process, or in parallel in child processes.
 
-A process is given its cell as one JSON line. It ends, at a checkpoint, when its standard input closes: when
-the grid is interrupted, and also when the grid's process goes away in any other manner.
+A child process reads its cell as one JSON line. It stops at a checkpoint when its standard input closes,
+which happens when the grid is interrupted or its process exits for any reason.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from feddumap.sweep.grid import Cell
 from feddumap.system import children
 from feddumap.system.determinism import cores
 
-TICK = 1.0  # seconds between two looks at the cells in training
-GRACE = 20.0  # seconds that a process has to save its checkpoint when the grid goes away
+TICK = 1.0  # seconds between progress updates
+GRACE = 20.0  # seconds that a child has to save its checkpoint after the grid exits
 
 
 def processes_of(config: Config, jobs: int = 1) -> int:
-    """How many processes train one cell: as configured if it is alone, else its share of the cores."""
+    """The number of processes that train one cell: as configured with one job, else a share of the cores."""
     return max(1, cores() // jobs) if jobs > 1 else config.run.workers or min(cores(), config.train.cohort)
 
 
@@ -39,8 +39,8 @@ def train_cells(
     tick: Callable[[], None],
     ended: Callable[[Cell, str | None], None],
 ) -> None:
-    """Train cells to their ends, `jobs` at a time. `ended` gets each with a sentence about what went wrong,
-    or None; `tick` is called every now and then."""
+    """Train cells, `jobs` at a time. `ended` is called with each cell and an error message or None; `tick` is
+    called periodically."""
     if jobs == 1:
         for cell in cells:
             ended(cell, train_cell(cell.path, cell.config, tick))
@@ -63,7 +63,7 @@ def _with_worker_share(config: Config, jobs: int) -> Config:
 
 
 def train_cell(path: Path, config: Config, tick: Callable[[], None] = lambda: None) -> str | None:
-    """Train one cell, or go on with it, in this process; returns what went wrong in one sentence."""
+    """Start or resume one cell in this process; returns an error message or None."""
     try:
         if (path / "config.toml").is_file():
             run = api.resume(path, workers=config.run.workers, tensorboard=config.run.tensorboard)
@@ -79,15 +79,15 @@ def train_cell(path: Path, config: Config, tick: Callable[[], None] = lambda: No
         reason = str(error)
     except OSError as error:
         reason = f"cannot write or read {error.filename or path}: {error.strerror or error}"
-    except Exception as error:  # a bug in one cell is no reason to lose the others
-        reason = f"{type(error).__name__}: {error}; for more run: feddumap resume {path}"
+    except Exception as error:  # an unexpected error in one cell must not stop the others
+        reason = f"{type(error).__name__}: {error}; for a traceback run `feddumap resume {path}`"
     else:
         return None
     return " ".join(reason.split())
 
 
 class CellProcesses:
-    """Processes with a cell each; leaving the context ends them."""
+    """Child processes that train one cell each; they are stopped when the context exits."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
@@ -106,7 +106,7 @@ class CellProcesses:
                     process.stdin.close()
 
     def run(self, path: Path, config: Config) -> str | None:
-        """Train one cell in a process of its own and wait for it."""
+        """Train one cell in a child process and wait for it; returns an error message or None."""
         try:
             with self._lock:
                 if self._stopping:
@@ -123,17 +123,15 @@ class CellProcesses:
                 with self._lock:
                     self._running.discard(process)
         except OSError as error:
-            return f"its process could not be started ({error.strerror or error}): try a smaller --jobs"
+            return f"its process could not be started ({error.strerror or error}): lower --jobs"
         if code < 0:
-            return (
-                f"its process was ended by signal {-code}, perhaps for want of memory: try a smaller --jobs"
-            )
-        return (said or [f"its process ended with exit code {code}"])[-1] if code else None
+            return f"its process was killed by signal {-code}, possibly out of memory: lower --jobs"
+        return (said or [f"its process exited with code {code}"])[-1] if code else None
 
 
 def main() -> None:
-    """A process of `CellProcesses`."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    """Entry point of a child process of `CellProcesses`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     job = json.loads(sys.stdin.readline())
     children.exit_with_parent(GRACE)
     try:

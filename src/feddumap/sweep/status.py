@@ -1,4 +1,4 @@
-"""How far the cells of a grid are, how long the rest will take, and what a person sees of it."""
+"""Progress, remaining time and results of the cells of a grid."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import finished, read_summary
 from feddumap.sweep.grid import Cell
 from feddumap.sweep.jobs import processes_of, train_cells
 from feddumap.system import console
-from feddumap.system.console import duration, percent
+from feddumap.system.console import byte_size, duration, metric, percent
 
-WIDTH = 120  # columns of the tables where there is no terminal
+WIDTH = 120  # of tables where there is no terminal
 
 
 @dataclass(frozen=True)
 class CellState:
-    """How far a cell is: `pace` is the seconds that one core needs for a round, None before the first."""
+    """Progress of a cell: `pace` is the core seconds per round, None before the first round."""
 
     status: Literal["new", "interrupted", "finished"]
     done: int = 0
@@ -27,13 +27,13 @@ class CellState:
 
 
 def summary_of(cell: Cell) -> dict[str, Any] | None:
-    """The summary of a finished cell."""
+    """The summary of a finished cell, else None."""
     there = (cell.path / "config.toml").is_file()
     return read_summary(cell.path) if there and finished(cell.path) else None
 
 
 def read_state(cell: Cell) -> CellState:
-    """How far a cell is, from its directory alone."""
+    """The state of a cell, read from its directory."""
     if not (cell.path / "config.toml").is_file():
         return CellState("new")
     records = read_records(cell.path)
@@ -45,8 +45,8 @@ def read_state(cell: Cell) -> CellState:
 
 
 def time_left(plan: Sequence[tuple[Cell, CellState]], jobs: int) -> tuple[float, list[str]]:
-    """Seconds until all are finished, with `jobs` at a time; and the kinds of cells about which nothing is
-    known yet, which the seconds leave out."""
+    """Estimated seconds until all cells are finished with `jobs` at a time, and the kinds of cells without
+    any trained round, which the estimate leaves out."""
     paces: dict[str, list[float]] = {}
     for cell, state in plan:
         if state.pace is not None:
@@ -64,7 +64,7 @@ def time_left(plan: Sequence[tuple[Cell, CellState]], jobs: int) -> tuple[float,
 
 
 def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
-    """Train the cells that are not finished, with progress; returns what went wrong, by the cell's name."""
+    """Train the unfinished cells, showing progress; returns error messages by cell name."""
     states = {cell.name: read_state(cell) for cell in cells}
     pending = [cell for cell in cells if states[cell.name].status != "finished"]
     jobs = max(1, min(jobs, len(pending)))
@@ -101,12 +101,12 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
 
 def _left(seconds: float, unknown: list[str]) -> str:
     if unknown:
-        return f"left {duration(seconds)} at least" if seconds else "left: not known yet"
+        return f"left at least {duration(seconds)}" if seconds else "left: unknown"
     return f"left {duration(seconds)}"
 
 
 def plan(cells: Sequence[Cell], jobs: int) -> dict[str, Any]:
-    """What a grid would do."""
+    """The cells to train, their states and the estimated time."""
     states = [(cell, read_state(cell)) for cell in cells]
     jobs = max(1, min(jobs, sum(state.status != "finished" for _, state in states)))
     seconds, unknown = time_left(states, jobs)
@@ -118,7 +118,7 @@ def plan(cells: Sequence[Cell], jobs: int) -> dict[str, Any]:
 
 
 def show_plan(value: dict[str, Any]) -> None:
-    """The cells and how far they are, then the time that the rest will take."""
+    """Print the cells, their states and the estimated time."""
     rows = []
     for row in value["cells"]:
         at = f" at round {row['done']}/{row['rounds']}" if row["state"] == "interrupted" else ""
@@ -128,14 +128,14 @@ def show_plan(value: dict[str, Any]) -> None:
     counts = [f"{states.count(each)} {each}" for each in ("finished", "interrupted", "new") if each in states]
     said = f"{len(states)} cells: {', '.join(counts)}"
     if value["seconds"]:
-        said += f"; {'at least' if value['no_pace_yet'] else 'about'} {duration(value['seconds'])} to go"
+        said += f"; {'at least' if value['no_pace_yet'] else 'about'} {duration(value['seconds'])} left"
     if value["no_pace_yet"]:
-        said += f"; no estimate yet for {', '.join(value['no_pace_yet'])}, of which no round has been trained"
+        said += f"; no estimate for {', '.join(value['no_pace_yet'])} before a first round is trained"
     console.out.print(f"{said}.", markup=False)
 
 
 def results(cells: Sequence[Cell], failures: dict[str, str]) -> list[dict[str, Any]]:
-    """A dictionary a cell: where it is, what was swept, what went wrong or else its summary."""
+    """A dictionary per cell: directory, swept values, error and summary."""
     return [
         {
             "cell": cell.name,
@@ -149,7 +149,7 @@ def results(cells: Sequence[Cell], failures: dict[str, str]) -> list[dict[str, A
 
 
 def show_results(rows: Sequence[dict[str, Any]]) -> None:
-    """One row a cell."""
+    """Print the results, one row per cell."""
     only_methods = all(list(row["swept"]) == ["method.name"] for row in rows)
     columns = ("accuracy", "last 10", "virtual time", "parameters", "MACs", "down", "up", "wall time")
     shown = []
@@ -161,23 +161,11 @@ def show_results(rows: Sequence[dict[str, Any]]) -> None:
                 percent(row["accuracy"]["final"]),
                 percent(row["accuracy"]["mean10"]),
                 duration(row["clock"]),
-                *(count(row[key]) for key in ("parameters", "macs")),
-                *(f"{count(row[key])}B" for key in ("bytes_down", "bytes_up")),
+                *(metric(row[key]) for key in ("parameters", "macs")),
+                *(byte_size(row[key]) for key in ("bytes_down", "bytes_up")),
                 duration(row["wall"]),
             ]
         )
         shown.append([row["cell"], *cells])
     first = "method" if only_methods else "cell"
     console.table("", (first, *columns), shown, right=columns, width=WIDTH)
-
-
-def count(number: int) -> str:
-    """A large number for people.
-
-    >>> count(950), count(61_706), count(9_750_922), count(153_293_824)
-    ('950', '61.7 k', '9.75 M', '153 M')
-    """
-    for size, letter in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return str(number)

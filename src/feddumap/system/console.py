@@ -1,4 +1,4 @@
-"""Messages, tables and progress bars: live on a terminal, plain lines in a log."""
+"""Messages, tables, units and progress bars; progress is plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-LOG_EVERY = 10.0  # seconds between two lines where there is no terminal
+LOG_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """A note to the user, apart from the output proper."""
+    """Print a message to stderr."""
     err.print(message, markup=False)
 
 
@@ -30,8 +30,8 @@ def table(
     right: Sequence[str] = (),
     width: int | None = None,
 ) -> None:
-    """A table with numbers, and the columns of `right`, to the right. Where no terminal says how wide it may
-    be, it may have `width`."""
+    """Print a table. Numeric columns and those named in `right` are right-aligned. `width` is the width where
+    stdout is not a terminal."""
     cells = [[_cell(value) for value in row] for row in rows]
     shown = Table(title=title or None, title_justify="left", header_style="bold", show_header=any(columns))
     for index, column in enumerate(columns):
@@ -62,11 +62,58 @@ def _is_number(cell: str) -> bool:
 
 
 def percent(value: float | None) -> str:
+    """
+    >>> percent(0.9123), percent(None)
+    ('91.2 %', '-')
+    """
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+def plural(count: int, noun: str) -> str:
+    """
+    >>> plural(1, "round"), plural(2_000, "round"), plural(2, "series")
+    ('1 round', '2,000 rounds', '2 series')
+    """
+    return f"{count:,} {noun}{'' if count == 1 or noun.endswith('s') else 's'}"
+
+
+def metric_prefix(value: float) -> tuple[float, str]:
+    """The largest metric prefix that does not exceed a value, as factor and letter.
+
+    >>> metric_prefix(950), metric_prefix(61_706), metric_prefix(9_750_922)
+    ((1.0, ''), (1000.0, 'k'), (1000000.0, 'M'))
+    """
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return factor, letter
+    return 1.0, ""
+
+
+def metric(value: float, unit: str = "", deviation: float | None = None) -> str:
+    """A large number with a metric prefix, and its standard deviation unless that is None or 0.
+
+    >>> metric(950), metric(61_706), metric(9_750_922), metric(153_293_824), metric(37_200_000, "B")
+    ('950', '61.7 k', '9.75 M', '153 M', '37.2 MB')
+    >>> metric(9_750_922.5, deviation=12_000.0)
+    '9.75 ± 0.01 M'
+    """
+    factor, letter = metric_prefix(value)
+    scaled = value / factor
+    digits = 0 if factor == 1 or scaled >= 100 else 1 if scaled >= 10 else 2
+    spread = f" ± {deviation / factor:.{digits}f}" if deviation else ""
+    return f"{scaled:.{digits}f}{spread} {letter}{unit}".rstrip()
+
+
+def byte_size(count: int) -> str:
+    """
+    >>> byte_size(37_200_000)
+    '37.2 MB'
+    """
+    return metric(count, "B")
+
+
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """
 
     >>> duration(48.2), duration(838), duration(15953)
     ('48.2 s', '13 min 58 s', '4 h 25 min')
@@ -80,7 +127,7 @@ def duration(seconds: float) -> str:
 
 
 class Pace:
-    """Tells how far a piece of work is and, from its pace so far, how long it will take."""
+    """Formats the progress of a task and the time left, estimated from its pace so far."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -100,7 +147,7 @@ class Pace:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for work in named parts: yields a function of (what, done, total or 0)."""
+    """A progress bar for each named part of a task: yields a function of (part, done, total or 0)."""
     if not err.is_terminal:
         yield lambda *_: None
         return
@@ -118,7 +165,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def total_progress(total: int) -> Iterator[Callable[[int, str], None]]:
-    """Progress of several things at once: yields a function of (done of the total, what to say of it)."""
+    """One progress bar for several tasks: yields a function of (done, status text)."""
     if err.is_terminal:
         columns = (BarColumn(bar_width=None), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=err, expand=True) as progress:
@@ -134,7 +181,3 @@ def total_progress(total: int) -> Iterator[Callable[[int, str], None]]:
             say(said)
 
     yield show
-
-
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

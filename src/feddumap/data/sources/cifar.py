@@ -1,7 +1,7 @@
-"""The CIFAR sets as published: what they hold, and a reader of their python archives.
+"""The published CIFAR sets: digests to verify them, and a reader of their Python archives.
 
-The archives hold pickles, and unpickling runs whatever a file asks for. So nothing is unpickled here: a
-batch is read as a list of opcodes, of which only the byte string and the integers that matter are taken.
+The archives contain pickles, and unpickling can execute arbitrary code. Nothing is unpickled here: a batch is
+parsed as a list of opcodes, from which only the pixel bytes and the integer labels are taken.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import pickletools
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,23 +18,17 @@ import numpy as np
 
 from feddumap.data.dataset import Arrays, Images, Labels, find_problem
 from feddumap.errors import FeddumapError
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is (0 when unknown)."""
+from feddumap.system.callbacks import Progress, ignore
 
 PIXELS = 3 * 32 * 32
 
 
-def no_progress(what: str, done: int, total: int) -> None:
-    """Nobody is watching."""
-
-
 @dataclass(frozen=True)
 class PublishedDataset:
-    """What a published set is known to hold.
+    """The known content of a published set.
 
-    `train` and `test` count images. `batches` are the training files in the published order, and `digests`
-    the `digest` of each of them and of the test images; without digests only counts are checked.
+    `train` and `test` are numbers of images. `batches` are the training files in the published order,
+    `digests` the `digest` of each of them and of the test images; without digests only counts are checked.
     """
 
     name: str
@@ -105,17 +99,17 @@ CIFAR100 = PublishedDataset(
 
 
 def digest(images: Images, labels: Labels) -> str:
-    """A name for images and labels together, the same on every machine."""
+    """A platform-independent sha256 of images and labels."""
     state = hashlib.sha256(np.ascontiguousarray(images).data)
     state.update(labels.astype("<i8").data)
     return state.hexdigest()
 
 
 def verified(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
-    """The published set, whichever source it came from, or an error.
+    """Verify arrays against the published set, and return them in the published order.
 
-    Some copies hold the training batches in another order. They are put back into the published one, as a
-    split by index must not depend on where the images came from.
+    Some copies hold the training batches in another order. They are reordered, because a split by index must
+    not depend on the source.
     """
     problem = find_problem(arrays, len(spec.classes))
     if problem:
@@ -125,7 +119,7 @@ def verified(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
         ("test", arrays.test_labels, spec.test),
     ):
         if len(labels) != expected:
-            counts = f"{len(labels)} {split} images where {spec.name} has {expected}"
+            counts = f"{len(labels)} {split} images, expected {expected}"
             raise FeddumapError(f"{origin} holds {counts}: get a complete copy")
         if (np.bincount(labels, minlength=len(spec.classes)) != expected // len(spec.classes)).any():
             raise FeddumapError(
@@ -143,8 +137,8 @@ def _in_published_order(spec: PublishedDataset, arrays: Arrays, origin: Path) ->
     *train, test = spec.digests
     if set(found) != set(train) or digest(arrays.test_images, arrays.test_labels) != test:
         raise FeddumapError(
-            f"the images or labels of {origin} are not those of {spec.name} as published: get another copy, "
-            "or save them as an .npz file to use them as a data set of your own"
+            f"the images or labels of {origin} differ from the published {spec.name}: get another copy, or "
+            "save them as an .npz file to use them as your own data set"
         )
     if list(found) == train:
         return arrays
@@ -153,7 +147,7 @@ def _in_published_order(spec: PublishedDataset, arrays: Arrays, origin: Path) ->
 
 
 def read_batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Labels]:
-    """Images and labels of one pickled batch of `n`, whose labels are stored under `key`."""
+    """Images and labels of one pickled batch of `n` images, whose labels are stored under `key`."""
     data = b""
     labels: list[int] = []
     reading = b""  # the key whose value is being read
@@ -174,19 +168,19 @@ def read_batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Label
     if not data:
         raise FeddumapError(f"{origin} has no 'data' of {n} images ({n * PIXELS} bytes): get another copy")
     if len(labels) != n:
-        raise FeddumapError(f"{origin} has {len(labels)} '{key}' where {n} were expected: get another copy")
+        raise FeddumapError(f"{origin} has {len(labels)} '{key}', expected {n}: get another copy")
     planes = np.frombuffer(data, np.uint8).reshape(n, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.int64)
 
 
 def size_limits(spec: PublishedDataset) -> dict[str, int]:
-    """The most bytes each published file may have: pixels, labels and a file name for every image."""
+    """Upper bounds on the file sizes in bytes: pixels, label and file name of every image."""
     counts = dict.fromkeys(spec.batches, spec.per_batch) | {spec.test_batch: spec.test}
     return {name: 65_536 + n * (PIXELS + 128) for name, n in counts.items()}
 
 
-def from_folder(folder: Path, spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
-    """The unpacked archive."""
+def from_folder(folder: Path, spec: PublishedDataset, progress: Progress = ignore) -> Arrays:
+    """Read the unpacked archive."""
     raw = {}
     for name, limit in size_limits(spec).items():
         path = folder / name
@@ -199,15 +193,16 @@ def from_folder(folder: Path, spec: PublishedDataset, progress: Progress = no_pr
     return _assemble(raw, folder, spec, progress)
 
 
-def from_archive(path: Path, spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
-    """The archive as it is published; nothing is extracted to disk."""
+def from_archive(path: Path, spec: PublishedDataset, progress: Progress = ignore) -> Arrays:
+    """Read the published archive; nothing is extracted to disk."""
     wanted = {f"{spec.folder}/{name}": limit for name, limit in size_limits(spec).items()}
     raw = read_members(path, wanted)
     return _assemble({Path(name).name: content for name, content in raw.items()}, path, spec, progress)
 
 
 def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
-    """The members of a tar that are `wanted`, each of at most so many bytes, and no others."""
+    """Read the `wanted` members of a .tar.gz file; the values of `wanted` are limits on their sizes in
+    bytes."""
     raw: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as tar:
@@ -237,7 +232,7 @@ def _assemble(raw: Mapping[str, bytes], origin: Path, spec: PublishedDataset, pr
 
 
 def concatenated(parts: list[tuple[Images, Labels]]) -> Arrays:
-    """Training parts in order, then the test part, as one set."""
+    """Concatenate training parts; the last part is the test part."""
     *train, (test_images, test_labels) = parts
     images, labels = zip(*train, strict=True)
     return Arrays(np.concatenate(images), np.concatenate(labels), test_images, test_labels)

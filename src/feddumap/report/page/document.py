@@ -1,9 +1,8 @@
-"""One page about some runs, which needs nothing but itself, and the figures for a paper beside it."""
+"""A self-contained HTML page about runs, and its static figures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from html import escape
 from importlib import import_module
 from importlib.resources import files
@@ -17,30 +16,30 @@ from feddumap.report.label_mixes import LabelMixes
 from feddumap.report.page.parts import legend, unfinished_runs
 from feddumap.report.page.sections import FAINT, Content, lead, sections
 from feddumap.system.atomic_files import write_bytes, write_text
+from feddumap.system.callbacks import Progress
 
-# what the page needs is in it: nothing is loaded from anywhere, and nothing sent
+# the page is self-contained: it loads and sends nothing
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "form-action 'none'; base-uri 'none'"
 )
-Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 def require_packages(*, figures: bool = True) -> None:
-    """Say so at once if what draws the page, and the figures beside it, is not installed."""
+    """Raise an error if the packages that draw the page and its figures are not installed."""
     for name in ("plotly", "matplotlib") if figures else ("plotly",):
         try:
             import_module(name)
         except ImportError:
             raise FeddumapError(
-                f"{name}, which draws a report's figures, is not installed: pip install 'feddumap[report]'"
+                f"a report needs the package {name}, which is not installed: pip install 'feddumap[report]'"
             ) from None
 
 
 def write(folder: Path, value: Content, progress: Progress, *, figures: bool = True) -> Path:
-    """The figures, then the page that refers to them, or the page alone; returns the page's path."""
+    """Write the figures and the page, or only the page; returns the path of the page."""
     if folder.exists() and not folder.is_dir():
-        raise FeddumapError(f"--out {folder} is a file: give the name of a folder")
+        raise FeddumapError(f"--out {folder} is a file: expected a folder")
     folder.mkdir(parents=True, exist_ok=True)
     if figures:
         _draw(folder / "figures", value, progress)
@@ -63,7 +62,7 @@ def _draw(folder: Path, value: Content, progress: Progress) -> None:
 
 
 def html(value: Content, *, figures: bool = True) -> str:
-    """The whole page."""
+    """The HTML of the page."""
     from plotly.offline import get_plotlyjs
 
     resources = files("feddumap.report.page")
@@ -111,7 +110,7 @@ def html(value: Content, *, figures: bool = True) -> str:
 
 
 def _script_data(value: Content) -> dict[str, Any]:
-    """What the page's script draws."""
+    """The data of the page's script."""
 
     def axis(each: charts.Axis) -> dict[str, Any]:
         return {"key": each.key, "title": each.title, "percent": each.percent, "log": each.log}
@@ -139,6 +138,6 @@ def _script_data(value: Content) -> dict[str, Any]:
 
 
 def _script_json(value: Any) -> str:
-    """JSON that cannot end the script element it is in, whatever a label says."""
+    """JSON escaped for a script element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""The parts of the page that are text: tables, legend, controls, runs. What a person named is escaped."""
+"""HTML parts of the page: tables, legend, controls, runs. User-provided names are escaped."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from feddumap.report.lines import INK, Line, Style
 from feddumap.report.prunings import SeriesPruning
 from feddumap.report.series import RecordedRun, Series
 from feddumap.report.tables import Document, Table, TableCell
+from feddumap.system.console import plural
 
 STROKES = {"solid": "", "dash": "6 3", "dot": "1.5 2.5", "dashdot": "6 2.5 1.5 2.5", "longdash": "10 3"}
-OPEN = 12  # series: with more, only the first table is open
+MAX_OPEN = 12  # with more series, only the first table is open
 SHAPES = {
     "circle": "M14 6a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z",
     "square": "M14.3 3.3h5.4v5.4h-5.4z",
@@ -27,7 +28,7 @@ SHAPES = {
 
 
 def swatch(style: Style) -> str:
-    """A piece of a series' line, as the figures draw it."""
+    """A legend symbol: a piece of the line with its marker."""
     colour = "var(--ink)" if style.colour == INK else style.colour
     return (
         f'<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true" style="color:{colour}">'
@@ -38,7 +39,7 @@ def swatch(style: Style) -> str:
 
 
 def legend(lines: Sequence[Line]) -> str:
-    """The series to choose from: a box to tick for each."""
+    """The legend, with a checkbox for each series."""
     items = "".join(
         f'<li><label><input type="checkbox" checked data-line="{place}">{swatch(line.style)}'
         f"<span>{escape(line.label)}</span></label></li>"
@@ -53,7 +54,7 @@ def legend(lines: Sequence[Line]) -> str:
 
 
 def controls(chart: Chart, seeds: bool) -> str:
-    """What can be chosen about a figure of lines."""
+    """The controls of a line chart."""
     curve = "curve" if chart.table == "accuracy" else "shown"
     choices = _choice(f"{chart.name}-y", curve, chart.y) + _choice(f"{chart.name}-x", "against", chart.x)
     if seeds:
@@ -75,7 +76,7 @@ def _choice(name: str, legend: str, axes: Sequence[Axis]) -> str:
 
 
 def figure(name: str, alternative: str, caption: str, file: str) -> str:
-    """A place for a figure, what it shows in words, and where its files for a paper are."""
+    """A placeholder for a figure, with alternative text, caption and links to its files."""
     return (
         f'<figure><div class="plot" id="plot-{name}" role="img" aria-label="{escape(alternative)}"></div>'
         f'<figcaption>{caption} <span class="files" id="files-{name}">For a paper: '
@@ -85,9 +86,9 @@ def figure(name: str, alternative: str, caption: str, file: str) -> str:
 
 
 def comparison(document: Document, lines: Sequence[Line]) -> str:
-    """The tables of a comparison, to be sorted by any column, and its notes."""
+    """The sortable tables of a comparison, and its notes."""
     styles = {line.label: line.style for line in lines}
-    few = len(lines) <= OPEN
+    few = len(lines) <= MAX_OPEN
     shown = "".join(_table(table, styles, few or not place) for place, table in enumerate(document.tables))
     notes = "".join(f"<li>{escape(note)}</li>" for note in document.notes)
     return shown + (f'<ul class="notes">{notes}</ul>' if notes else "")
@@ -129,7 +130,7 @@ def _sort(cell: TableCell) -> str:
 
 
 def pruning(pruned: SeriesPruning, line: Line) -> str:
-    """What a series' networks lost, layer by layer, a column of what was kept for each seed."""
+    """A table of a series' pruning: per layer, the number kept for each seed and the share removed."""
     first = pruned.records[0]
     rounds = " or ".join(str(number) for number in sorted({each["round"] for each in pruned.records}))
     often = f"pruned {pruned.times} times, the last " if pruned.times > 1 else "pruned "
@@ -165,9 +166,9 @@ def _fall(pruned: SeriesPruning, key: str, name: str) -> str:
 
 
 def unfinished_runs(series: Sequence[Series]) -> str:
-    """The runs that are not finished, if any."""
+    """A list of the unfinished runs, if any."""
     found = [
-        f"<li>{escape(each.label)}, seed {run.seed}: still going, {len(run.records):,} of "
+        f"<li>{escape(each.label)}, seed {run.seed}: in training, {len(run.records):,} of "
         f"{run.config.train.rounds:,} rounds</li>"
         for each in series
         for run in each.runs
@@ -177,20 +178,19 @@ def unfinished_runs(series: Sequence[Series]) -> str:
 
 
 def runs(series: Sequence[Series], lines: Sequence[Line]) -> str:
-    """Where each run is, how it was made, how to repeat it, and its configuration."""
+    """The directory, command and configuration of each run, and how to repeat it."""
     pairs = zip(series, lines, strict=True)
     return "".join(_run(each.label, run, line.style) for each, line in pairs for run in each.runs)
 
 
 def _run(label: str, run: RecordedRun, style: Style) -> str:
-    done, number = len(run.records), f"{len(run.records):,}"
-    unfinished_runs = f"still going, {number} of {run.config.train.rounds:,} rounds"
-    state = f"{number} round{'s' if done > 1 else ''}" if run.finished else unfinished_runs
+    done, total = len(run.records), run.config.train.rounds
+    state = plural(done, "round") if run.finished else f"in training, {done:,} of {total:,} rounds"
     file = run.path / "command.txt"
     made = ""
     if file.is_file():
         command = file.read_text(encoding="utf-8", errors="replace").strip()
-        made = f"<dt>Made by</dt><dd><code>{escape(command)}</code></dd>"
+        made = f"<dt>Command</dt><dd><code>{escape(command)}</code></dd>"
     repeat = f"feddumap train {shlex.quote(str(run.path / 'config.toml'))} --out NEW"
     config = (run.path / "config.toml").read_text(encoding="utf-8")
     return (

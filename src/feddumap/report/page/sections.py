@@ -1,4 +1,4 @@
-"""What the page says, section by section."""
+"""The sections of the page."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from feddumap.report.page import parts
 from feddumap.report.prunings import SeriesPruning
 from feddumap.report.series import RecordedRun, Series, group_runs
 from feddumap.report.statistics import Comparison, compare
+from feddumap.system.console import plural
 
-FAINT = 6  # series: with no more than these, a smoothed curve has the raw one behind it
-FINISHED = "Lines are means over seeds, and bands reach from the lowest to the highest."
-GOING_ON = (
-    "Lines are means over the finished seeds, or over all as far as they have come, and bands reach from the "
-    "lowest to the highest; seeds that are still going are thin lines."
+FAINT = 6  # with at most so many series, raw curves are drawn faintly behind smoothed ones
+FINISHED = "Lines are means over seeds; bands show the range."
+IN_TRAINING = (
+    "Lines are means over the finished seeds, or over all seeds if none is finished; bands show the range; "
+    "unfinished seeds are thin lines."
 )
 
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that a page shows."""
+    """The content of a page."""
 
     title: str
     series: Sequence[Series]
@@ -45,7 +46,7 @@ class Content:
 
 
 def content(title: str, runs: Sequence[RecordedRun]) -> Content:
-    """What there is to show of these runs."""
+    """The content of the page about these runs."""
     found = group_runs(runs)
     drawn = lines(found)
     pruned = prunings.groups(prunings.prunings(found))
@@ -59,12 +60,8 @@ def lead(value: Content) -> str:
     models = sorted({run.config.model.name for run in runs})
     data = sorted({Path(run.config.data.name).name for run in runs})
     seeds = len({run.seed for run in runs})
-    counts = [_times(len(value.series), "series"), _times(len(runs), "run"), _times(seeds, "seed")]
+    counts = [plural(len(value.series), "series"), plural(len(runs), "run"), plural(seeds, "seed")]
     return " · ".join([*(counts if len(runs) > 1 else [value.series[0].label]), _some(models), _some(data)])
-
-
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 or what.endswith('s') else 's'}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -72,7 +69,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def sections(value: Content) -> list[tuple[str, str, str]]:
-    """Key, title and content of each section that has something to show."""
+    """Key, title and HTML of each section that is not empty."""
     several = any(len(each.runs) > 1 for each in value.series)
     charts = {chart.name: (chart.title, _chart(chart, several, value)) for chart in value.charts}
     shown = document(value.compared, notes(value.series, value.compared))
@@ -85,8 +82,8 @@ def sections(value: Content) -> list[tuple[str, str, str]]:
         found.append(("server", *charts["server"]))
     found.append(("cost", *charts["cost"]))
     if value.pruned:
-        found.append(("pruning", "What was pruned", _pruned(value)))
-    found.append(("labels", "Who held which labels", _mixes(value)))
+        found.append(("pruning", "Pruning", _pruned(value)))
+    found.append(("labels", "Label distribution", _mixes(value)))
     found.append(("runs", "Runs", parts.runs(value.series, value.lines)))
     return found
 
@@ -95,21 +92,20 @@ def _chart(chart: Chart, several: bool, value: Content) -> str:
     going = any(not run.finished for run in value.runs)
     alone = any(len(each.runs) == 1 for each in value.series)
     few = (
-        "the faint one is raw"
+        "the raw curve is faint"
         if len(value.lines) == 1
-        else f"up to {FAINT} lines have raw ones behind, faint"
+        else f"with up to {FAINT} series, raw curves are faint"
     )
     said = {
         "accuracy": "On the test images. Smoothed curves are Savitzky-Golay, window 39, order 3 (shorter for "
         f"short runs){f'; {few}' if alone else ''}.",
-        "server": "What the server adds to the devices' mean: a step of τ_eff = α τ of its own τ steps.",
-        "cost": "Of each round by itself. Virtual time is what it would have taken on real devices, "
-        "wall time what it took here.",
+        "server": "The server update: an effective τ_eff = α τ of the server's τ local steps.",
+        "cost": "Per round, not cumulative. Virtual time simulates real devices; wall time is measured here.",
     }[chart.name]
-    caption = [said, *([GOING_ON if going else FINISHED] if several else [])]
+    caption = [said, *([IN_TRAINING if going else FINISHED] if several else [])]
     if any(len(run.records) > MAX_POINTS for run in value.runs):
-        caption.append(f"Of longer runs {MAX_POINTS:,} rounds are shown, evenly.")
-    alternative = f"{chart.title} by series; the tables of the comparison have the numbers."
+        caption.append(f"Longer runs are thinned to {MAX_POINTS:,} evenly spaced rounds.")
+    alternative = f"{chart.title} by series; the comparison tables contain the numbers."
     place = parts.figure(chart.name, alternative, " ".join(caption), file_name(chart, chart.x[0], chart.y[0]))
     return parts.controls(chart, several) + place
 
@@ -130,26 +126,28 @@ def _mixes(value: Content) -> str:
     for mix in value.mixes:
         heading = f"<h3>{escape(mix.title)}</h3>" if len(value.mixes) > 1 else ""
         if isinstance(mix, MissingLabelMixes):
-            shown.append(f'{heading}<p class="missing">No label mix here: {escape(mix.reason)}.</p>')
+            shown.append(
+                f'{heading}<p class="missing">Label distribution unavailable: {escape(mix.reason)}.</p>'
+            )
             continue
         name = numbered("labels", number, total)
-        alternative = f"Label mix of the devices of {mix.title}."
+        alternative = f"Label mixes of the devices of {mix.title}."
         shown.append(heading + parts.figure(f"labels-{number}", alternative, escape(_about(mix)), name))
         number += 1
     return "".join(shown)
 
 
 def _about(mix: LabelMixes) -> str:
-    """What a heat map shows and what it leaves out."""
+    """The caption of a heat map."""
     few = len(mix.devices) < mix.total
-    said = [f"{len(mix.devices)} of {mix.total:,} devices, chosen evenly." if few else "Every device."]
+    said = [f"{len(mix.devices)} of {mix.total:,} devices, evenly spaced." if few else "All devices."]
     said.append(
-        "Degrees are base-2 Jensen-Shannon divergences from the label mix of all devices, 0 to 1: "
-        f"{mix.mean_degree:.3f} in the mean of all devices"
+        "Degrees are base-2 Jensen-Shannon divergences from the label mix of all devices, from 0 to 1: "
+        f"mean {mix.mean_degree:.3f} over devices"
         + ("." if mix.server_degree is None else f", {mix.server_degree:.3f} for the server.")
     )
     first, *others = mix.seeds
     if others:
         listed = _some([str(seed) for seed in others])
-        said.append(f"Shown is seed {first}; seeds {listed} were dealt in the same way, otherwise at random.")
+        said.append(f"Seed {first} is shown; seeds {listed} have the same partition settings.")
     return " ".join(said)

@@ -1,4 +1,4 @@
-"""What runs and comparisons are called in tables."""
+"""Labels of runs and claims in tables."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ SENTENCES = {
 
 
 def place(ours: Measured) -> str:
-    """The model and the data."""
+    """The model and data set of some runs."""
     model, data = (str(ours.values[key]) for key in ("model.name", "data.name"))
     return f"{NAMES.get(model, model)} on {NAMES.get(data, data)}"
 
 
 def largest_in(one: Finding) -> str:
-    """Where there are several pairs of runs, the one that decides."""
+    """The runs with the largest difference, if there are several pairs."""
     if one.pairs < 2:
         return ""
     return "mean of all" if one.largest is None else keys(one.largest, with_names=True)
 
 
 def sentence(item: Item, one: Finding) -> str:
-    """A comparison in words."""
+    """A claim in words."""
     targets = {one.claim.target} if one.claim.target is not None else set(item.targets.values())
     target = " or ".join(f"{target:g}" for target in sorted(targets) if target is not None)
-    return SENTENCES[one.claim.measure].format(_words(one.claim.of), _words(one.against.where), target)
+    return SENTENCES[one.claim.measure].format(_words(one.claim.of), _words(one.reference.where), target)
 
 
 def _words(where: Selector) -> str:
@@ -56,7 +56,7 @@ def _words(where: Selector) -> str:
 
 
 def keys(ours: Measured, with_names: bool = False) -> str:
-    """The keys that tell some runs from their neighbours."""
+    """The swept keys of some runs, with their symbols."""
     parts = [NAMES.get(ours.model, ours.model)] if with_names else []
     parts += [f"{SYMBOLS[key]} {value}" for key, value in ours.swept.items() if key in SYMBOLS]
     return ", ".join(parts)

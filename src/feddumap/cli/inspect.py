@@ -1,0 +1,109 @@
+"""`feddumap methods` and `feddumap inspect`: methods, models, data sets and runs as tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from feddumap.cli.options import DatasetName, Json, RunDirectory, Sets, print_json
+from feddumap.config import load
+
+app = typer.Typer(help="Inspect a model, a data set or a run.", no_args_is_help=True)
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods and their configuration keys."""
+    from feddumap.methods.registry import RECIPES, keys
+    from feddumap.system import console
+
+    if as_json:
+        value = {
+            name: {
+                "summary": recipe.summary,
+                "keys": {
+                    key: {"type": kind, "default": default, "description": text}
+                    for key, kind, default, text in keys(name)
+                },
+            }
+            for name, recipe in RECIPES.items()
+        }
+        print_json(value)
+        return
+    rows = [
+        (name, recipe.summary, ", ".join(key for key, *_ in keys(name))) for name, recipe in RECIPES.items()
+    ]
+    console.table("", ("method", "description", "keys"), rows)
+    console.out.print("`feddumap train --help` describes the keys.", markup=False)
+
+
+@app.command()
+def model(
+    name: Annotated[str, typer.Argument(help="cnn, lenet, vgg11 or resnet18.")],
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Print a model's layers, parameters and multiply-adds."""
+    from feddumap.models import architecture
+    from feddumap.models.cost import layer_table, macs, parameters
+    from feddumap.system import console
+
+    shape = architecture(name, classes)
+    layers = layer_table(shape)
+    totals = {"parameters": parameters(shape), "macs": macs(shape)}
+    if as_json:
+        columns = ("layer", "kind", "shape", "parameters", "macs")
+        rows = [dict(zip(columns, layer, strict=True)) for layer in layers]
+        print_json({"model": name, "classes": classes, **totals, "layers": rows})
+        return
+    console.table(
+        f"{name}, {classes} classes, input 3×32×32",
+        ("layer", "kind", "weight", "parameters", "multiply-adds"),
+        [*layers, ("total", "", "", totals["parameters"], totals["macs"])],
+    )
+
+
+@app.command()
+def data(name: DatasetName, sets: Sets = None, as_json: Json = False) -> None:
+    """Print how a data set is split and the non-IID degrees of devices, a cohort and the server."""
+    from feddumap.data.label_mix import split_statistics
+    from feddumap.system import console
+
+    config = load(None, [*(sets or ()), f"data.name={json.dumps(name)}"])
+    value = split_statistics(config, console.say)
+    if as_json:
+        print_json(value)
+    else:
+        _show_split(value)
+
+
+def _show_split(value: dict[str, Any]) -> None:
+    from feddumap.system import console
+
+    degrees, samples, server = value["degree_devices"], value["samples"], value["server"]
+    rows = [
+        ("training images, test images", f"{value['train']:,}, {value['test']:,}"),
+        ("devices, partition", f"{value['devices']:,}, {value['partition']}"),
+        ("images per device", f"{samples['min']:,} to {samples['max']:,}, {samples['total']:,} in total"),
+        ("non-IID degree of a device", "{min:.3f} to {max:.3f}, mean {mean:.3f}".format(**degrees)),
+        ("non-IID degree of the first cohort", f"{value['degree_cohort']:.3f}"),
+        ("images on the server", f"{server['samples']:,} of {server['classes']} classes"),
+        ("non-IID degree of the server", "-" if server["degree"] is None else f"{server['degree']:.3f}"),
+    ]
+    console.table(f"{value['data']}, {value['classes']} classes", ("", ""), rows)
+    console.out.print(
+        "Degrees are base-2 Jensen-Shannon divergences from the label mix of all devices, from 0 to 1."
+    )
+
+
+@app.command()
+def run(directory: RunDirectory, as_json: Json = False) -> None:
+    """Print a run's accuracy, prunings, removed filters and costs."""
+    from feddumap.runs.inspect import describe, show
+
+    value = describe(directory)
+    if as_json:
+        print_json(value)
+    else:
+        show(value)

@@ -1,0 +1,13 @@
+"""Types of the callbacks through which the library reports messages and progress."""
+
+from collections.abc import Callable
+
+Say = Callable[[str], None]
+"""Called with a message for the user."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a task, how much of it is done, and the total (0 if unknown)."""
+
+
+def ignore(*_: object) -> None:
+    """A `Say` or `Progress` that does nothing."""
