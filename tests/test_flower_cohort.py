@@ -125,7 +125,7 @@ def test_devices_with_data_of_their_own(home: Path, tmp_path: Path, method: str)
     assert sorted(gifts) == (sorted(chosen) if method == "data-sharing" else [])
 
 
-def test_a_lost_gift_is_sent_again(home: Path, tmp_path: Path) -> None:
+def test_lost_shared_images_are_sent_again(home: Path, tmp_path: Path) -> None:
     """A device that lost its folder is left out once, says why, and then has the images again."""
     expected = api.train(config_of("data-sharing", "local"))
     grid = FakeGrid.of(DEVICES, state=str(tmp_path / "state"))
@@ -137,7 +137,7 @@ def test_a_lost_gift_is_sent_again(home: Path, tmp_path: Path) -> None:
     for gift in tmp_path.glob(f"state/*/{device:06d}/gift.safetensors"):
         gift.unlink()
     second = next(records)
-    assert "images that the server shares are not here" in second["lost"][str(device)]
+    assert "images that the server shares are missing" in second["lost"][str(device)]
     rest = [record for record in records if device in record["devices"]]
     assert all("lost" not in record for record in rest)
 
@@ -237,7 +237,7 @@ def test_below_the_share_the_missing_are_asked_again(run: api.Run, tmp_path: Pat
     found = list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
     assert [type(each) for each in found] == [Upload, MissingUpload, Upload]
     assert len(tries) == 4
-    assert grid.node(0).kinds.count("train") == 1  # who answered well is not asked again
+    assert grid.node(0).kinds.count("train") == 1  # a device that replied is not asked again
 
 
 def test_after_three_tries_the_round_ends_with_a_sentence(run: api.Run, tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_after_three_tries_the_round_ends_with_a_sentence(run: api.Run, tmp_path
         node.mischief = to_training(lambda *_: None)
     began = time.monotonic()
     sentence = (
-        r"^round 0: 0 of 3 devices answered well when asked to train, 2 were needed "
+        r"^round 0: 0 of 3 devices replied as expected when asked to train, 2 were needed "
         r"\(run.least_share = 0.5\), in 3 tries "
-        r"\(device 0: it did not answer within 0.4 s; .*: mend the nodes and resume$"
+        r"\(device 0: it did not answer within 0.4 s; .*: fix the nodes, then resume$"
     )
     with pytest.raises(FeddumapError, match=sentence):
         list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
@@ -260,7 +260,7 @@ def test_after_three_tries_the_round_ends_with_a_sentence(run: api.Run, tmp_path
 def test_a_survey_needs_every_answer(run: api.Run, tmp_path: Path) -> None:
     grid = FakeGrid.of(DEVICES, state=str(tmp_path))
     del grid.nodes[1000 - 7 * 3]
-    sentence = r"3 of 4 devices answered well when asked 'census', 4 .* \(device 3: it has no node\)"
+    sentence = r"3 of 4 devices replied as expected when asked 'census', 4 .* \(device 3: it has no node\)"
     with pytest.raises(FeddumapError, match=sentence):
         cohort_of(run, grid)
 
@@ -386,19 +386,17 @@ def reply_of(grid: FakeGrid, node: int, kind: str, content: RecordDict) -> Recor
 def test_a_server_cannot_name_code_to_run(run: api.Run, tmp_path: Path) -> None:
     grid = FakeGrid.of(1, state=str(tmp_path))
     tensors = requests.pack_broadcast(broadcast_of(run.state, run.config))
-    order = requests.Order(
+    order = requests.Request(
         "ab" * 16, 0, 0, 0.1, run.state.architecture, run.config, run.dataset.classes, None
     )
     evil = order.config.model_copy(update={"method": MethodConfig(name="os:system")})
 
-    def reason(order: requests.Order) -> str:
-        content = reply_of(grid, 1000, "train", requests.pack_order(order, tensors))
+    def reason(order: requests.Request) -> str:
+        content = reply_of(grid, 1000, "train", requests.pack_request(order, tensors))
         return str(content["refusal"]["reason"]) if "refusal" in content else "done"  # type: ignore[call-overload]
 
     assert reason(order) == "done"
-    assert "method.name = 'os:system' names code to be run on this device" in reason(
-        replace(order, config=evil)
-    )
+    assert "method.name = 'os:system' names code to run on this device" in reason(replace(order, config=evil))
     shape = replace(order.architecture, family="tests.own_model:make")
     assert "model.name = 'tests.own_model:make' names code" in reason(replace(order, architecture=shape))
     assert "the architecture is a 'cnn', not model.name = 'lenet'" in reason(
@@ -478,7 +476,7 @@ def test_the_servers_settings(home: Path, tmp_path: Path, capsys: pytest.Capture
     server.run_app(grid, settings)
     assert (tmp_path / "run" / "summary.json").exists()
     server.run_app(grid, settings)  # nothing left to do
-    assert "going on after 1 of 1 rounds" in capsys.readouterr().err
+    assert "resuming after 1 of 1 rounds" in capsys.readouterr().err
 
 
 # configuration
@@ -487,12 +485,12 @@ def test_the_servers_settings(home: Path, tmp_path: Path, capsys: pytest.Capture
 def test_engines_in_the_configuration(home: Path, tmp_path: Path) -> None:
     engines = ("local", "flower", "ray")
     assert {api.start(config_of("fedavg", engine)).config.train.kernels for engine in engines} == {"c"}
-    with pytest.raises(FeddumapError, match=r"run.engine = 'flower' cannot be used here"):
+    with pytest.raises(FeddumapError, match=r"run.engine = 'flower': expected local or ray"):
         api.start(config_of("fedavg")).run()
 
 
 def test_the_engine_is_not_what_a_run_is(home: Path, tmp_path: Path) -> None:
-    """Like the number of workers: a run goes on with another, and a grid does not vary it."""
+    """Like the number of workers: a run may be resumed with another, and a grid does not vary it."""
     config = config_of("fedavg", "local")
     api.train(config, tmp_path / "run").close()
     with pytest.raises(FeddumapError, match="holds this run already"):
@@ -540,7 +538,7 @@ def test_own_data_from_a_folder_of_images(digits: Dataset, tmp_path: Path) -> No
     with pytest.raises(FeddumapError, match=r"broken.jpg cannot be decoded"):
         device_files.read(tmp_path, digits.classes)
     (tmp_path / "cats").mkdir()
-    with pytest.raises(FeddumapError, match=r"a folder 'cats', which is none of the federation's classes"):
+    with pytest.raises(FeddumapError, match=r"a folder 'cats', which is not a class of the federation"):
         device_files.read(tmp_path, digits.classes)
 
 
@@ -563,9 +561,9 @@ def test_own_data_from_files(digits: Dataset, tmp_path: Path) -> None:
         found, numbers = device_files.read(tmp_path / name, digits.classes)
         assert np.array_equal(found, images)
         assert numbers.tolist() == labels.tolist()
-    with pytest.raises(FeddumapError, match=r"labels from \d to \d where 0 to 1 was expected"):
+    with pytest.raises(FeddumapError, match=r"labels from \d to \d: expected 0 to 1"):
         device_files.read(tmp_path / "d.npz", ["a", "b"])
-    with pytest.raises(FeddumapError, match=r"no file or folder; expected a folder"):
+    with pytest.raises(FeddumapError, match=r"no such file or folder; expected a folder"):
         device_files.read(tmp_path / "nowhere", digits.classes)
     np.savez(tmp_path / "odd.npz", images=images, labels=labels[:4])
     with pytest.raises(FeddumapError, match="has 5 images and 4 labels"):

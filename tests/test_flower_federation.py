@@ -13,7 +13,7 @@ import pytest
 
 from feddumap import run as api
 from feddumap.config import load
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
 
@@ -136,8 +136,8 @@ def test_a_killed_server_app_resumes(four: Four) -> None:
     done = four.done("fedda")
     assert done < 4
     four.start("fedda")
-    until(lambda: "going on after" in four.log("fedda"), "its being gone on with")
-    assert f"going on after {done} of 4 rounds" in four.log("fedda")
+    until(lambda: "resuming after" in four.log("fedda"), "its being gone on with")
+    assert f"resuming after {done} of 4 rounds" in four.log("fedda")
 
 
 def test_a_superlink_that_is_started_again_is_gone_on_with(four: Four) -> None:

@@ -15,7 +15,7 @@ from feddumap import run as api
 from feddumap.cli import main as cli
 from feddumap.config import Config
 from feddumap.engine.registry import get_engine
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 from tests.test_flower_cohort import alike, config_of
 
 pytestmark = pytest.mark.slow

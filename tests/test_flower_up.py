@@ -1,4 +1,4 @@
-"""`feddumap flower init` and `up`: folders whole or none, processes that end as one, and runs that go on."""
+"""`feddumap flower init` and `up`: whole folders, processes that exit together, and runs that resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from feddumap.cli.main import app
 from feddumap.errors import FeddumapError
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
 
@@ -170,7 +170,7 @@ def test_up_works_with_flowers_own_commands(
     sets = [*QUICK, "method.name=fedavg", "train.rounds=2", "data.server_fraction=0"]
     made = project.create(tmp_path / "two", 2, sets=sets)
     said: list[str] = []
-    trained = up.up(made, 2, LIMIT, said.append)
+    trained = up.up(made, 2, say=said.append)
     assert len(said) == 1
     assert "lacks an internal part" in said[0]
     assert "flwr.supercore.control" in said[0]

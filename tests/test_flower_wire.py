@@ -21,10 +21,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from feddumap.config import Config
 from feddumap.core.messages import Answer, Broadcast, Question, Upload
 from feddumap.core.tensors import digest
-from feddumap.flower import codec, fields, handshake, replies, requests
+from feddumap.device.surveys import SURVEYS, Survey
+from feddumap.flower import codec, handshake, replies, requests
 from feddumap.flower.codec import Refused
 from feddumap.flower.handshake import Hello
-from feddumap.flower.requests import Order
+from feddumap.flower.requests import Request
 from feddumap.models import architecture, initialise
 from feddumap.training.samples import Samples
 
@@ -33,10 +34,10 @@ WEIGHTS = initialise(SHAPE, 1)
 MASK = {"conv1.weight": torch.rand(WEIGHTS["conv1.weight"].shape) > 0.5}
 EXTRA = {f"c/{name}": torch.randn_like(tensor) for name, tensor in WEIGHTS.items()}
 MESSAGE = Broadcast(3, SHAPE, WEIGHTS, 0.05, extra=EXTRA, mask=MASK)
-ORDER = Order(
+REQUEST = Request(
     "0123456789abcdef" * 2, 5, 3, 0.05, SHAPE, Config(), tuple(map(str, range(10))), Question("q", {"a": [1]})
 )
-UPLOAD = Upload(5, 3, 40, 8, WEIGHTS, EXTRA, {"loss": 0.5})
+UPLOAD = Upload(5, 3, 40, 8, WEIGHTS, EXTRA)
 CENSUS = Question("census", {"labels": "counts"})
 ANSWER = Answer(5, {"samples": 40, "counts": [4] * 10})
 
@@ -77,45 +78,51 @@ def test_bytes_are_what_they_say() -> None:
 
 def test_a_message_is_of_few_parts() -> None:
     """Flower makes several requests for each part, so that their number is what a round costs."""
-    content = requests.pack_order(
-        replace(ORDER, question=None), requests.pack_broadcast(replace(MESSAGE, extra={}))
+    content = requests.pack_request(
+        replace(REQUEST, question=None), requests.pack_broadcast(replace(MESSAGE, extra={}))
     )
-    assert len(get_all_nested_objects(content)) <= 8  # a record each for order, weights and mask
+    assert len(get_all_nested_objects(content)) <= 8  # a record each for request, weights and mask
     assert len(get_all_nested_objects(replies.pack_upload(replace(UPLOAD, extra={})))) <= 6
 
 
-def test_an_order_comes_back() -> None:
-    gift = Samples(torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8), torch.arange(7))
-    content = requests.pack_order(ORDER, requests.pack_broadcast(MESSAGE), gift)
-    order = requests.read_order(content)
-    assert order == ORDER
-    broadcast = requests.read_broadcast(content, ORDER)
+def test_a_request_comes_back() -> None:
+    shared = Samples(torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8), torch.arange(7))
+    content = requests.pack_request(REQUEST, requests.pack_broadcast(MESSAGE), shared)
+    request = requests.read_request(content)
+    assert request == REQUEST
+    broadcast = requests.read_broadcast(content, REQUEST)
     assert isinstance(broadcast, Broadcast)
     assert (broadcast.round, broadcast.lr, broadcast.architecture) == (3, 0.05, SHAPE)
     for group in ("weights", "extra", "mask"):
         assert digest(getattr(broadcast, group)) == digest(getattr(MESSAGE, group))
-    found = requests.read_gift(content)
+    found = requests.read_shared(content)
     assert isinstance(found, Samples)
-    assert torch.equal(found.images, gift.images)
-    assert torch.equal(found.labels, gift.labels)
-    plain = requests.pack_order(replace(ORDER, question=None), requests.pack_broadcast(MESSAGE))
-    assert requests.read_gift(plain) is None
-    assert requests.read_order(plain) == replace(ORDER, question=None)
+    assert torch.equal(found.images, shared.images)
+    assert torch.equal(found.labels, shared.labels)
+    plain = requests.pack_request(replace(REQUEST, question=None), requests.pack_broadcast(MESSAGE))
+    assert requests.read_shared(plain) is None
+    assert requests.read_request(plain) == replace(REQUEST, question=None)
 
 
 def test_an_upload_comes_back() -> None:
     upload = replies.read_upload(replies.pack_upload(UPLOAD), MESSAGE, 5)
     assert isinstance(upload, Upload)
     assert (upload.device, upload.round, upload.samples, upload.steps) == (5, 3, 40, 8)
-    assert upload.metrics == {"loss": 0.5}
     assert upload.finite
     assert digest(upload.weights) == digest(WEIGHTS)
     assert digest(upload.extra) == digest(EXTRA)
 
 
-def test_answers_come_back() -> None:
+def own_survey(monkeypatch: pytest.MonkeyPatch) -> Question:
+    """A question of a user's method, whose answer may be anything."""
+    survey = Survey(lambda question, task: Answer(task.device), lambda *_: None, None)
+    monkeypatch.setitem(SURVEYS, "of my own", survey)
+    return Question("of my own", {})
+
+
+def test_answers_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replies.read_answer(replies.pack_answer(ANSWER, 3), CENSUS, MESSAGE, 5) == ANSWER
-    question = Question("of my own", {})
+    question = own_survey(monkeypatch)
     answer = Answer(5, {"x": [1.5, None]}, {"t": torch.randn(3)})
     found = replies.read_answer(replies.pack_answer(answer, 3), question, MESSAGE, 5)
     assert isinstance(found, Answer)
@@ -124,7 +131,7 @@ def test_answers_come_back() -> None:
 
 
 def test_hellos_come_back() -> None:
-    assert handshake.read_question_who(handshake.pack_question_who(ORDER.token)) == ORDER.token
+    assert handshake.read_hello_request(handshake.pack_hello_request(REQUEST.token)) == REQUEST.token
     hello = Hello(4, True, False)
     assert handshake.read_hello(handshake.pack_hello(hello), 5) == hello
     refused = handshake.read_hello(handshake.pack_hello(hello), 4)
@@ -149,10 +156,6 @@ def with_conv1(dtype: Any = "float32", shape: Any = None, cut: int = 0) -> Calla
     (array,) = codec.pack(x=WEIGHTS)["x"].values()
     data = array.data[8 + int.from_bytes(array.data[:8], "little") :]
     return put("weights", record_of(header, data[cut:]))
-
-
-def with_metrics(**values: Any) -> Callable[[RecordDict], None]:
-    return lambda content: content.update(fields.pack_values(values, "metrics"))
 
 
 def numbers_with(**values: Any) -> Callable[[RecordDict], None]:
@@ -213,21 +216,6 @@ BAD_UPLOADS = {
     "samples as a truth": (numbers_with(samples=True), "its samples is 'True'"),
     "samples as text": (numbers_with(samples="40"), "its samples is '40'"),
     "steps before the first": (numbers_with(steps=-1), "its steps is '-1'"),
-    "metrics of texts": (with_metrics(a="b"), "metrics are not numbers"),
-    "lists of metrics": (with_metrics(a=[1, 2]), "metrics are not numbers"),
-    "infinite metrics": (with_metrics(a=float("inf")), "metrics are not finite ('a')"),
-    "texts for metrics": (put("metrics", ConfigRecord({"a": 1})), "are no metrics"),
-    "metrics told twice": (
-        lambda content: content.update(
-            {"metrics": MetricRecord({"a": 1}), "metrics-rest": ConfigRecord({"json": '{"a": 1}'})}
-        ),
-        "told twice",
-    ),
-    "infinite other metrics": (
-        put("metrics-rest", ConfigRecord({"json": '{"a": Infinity}'})),
-        "no JSON number",
-    ),
-    "endless metrics": (put("metrics-rest", ConfigRecord({"json": "[" * 100_000})), "not JSON"),
     "an extra without weights": (
         put("extra", codec.pack(x={"c/other": torch.zeros(3)})["x"]),
         "'c/other' is not like",
@@ -288,10 +276,35 @@ def test_bad_censuses_are_refused(values: dict[str, Any], reason: str) -> None:
     assert reason in found.reason
 
 
+BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "infinite": ({"values": MetricRecord({"a": float("inf")})}, "values are not finite ('a')"),
+    "infinite in a list": ({"values": MetricRecord({"a": [1.0, float("nan")]})}, "values are not finite"),
+    "texts": ({"values": ConfigRecord({"a": 1})}, "its values are not a record of metrics"),
+    "twice": (
+        {"values": MetricRecord({"a": 1}), "values-rest": ConfigRecord({"json": '{"a": 1}'})},
+        "its values have a name twice",
+    ),
+    "infinite in JSON": ({"values-rest": ConfigRecord({"json": '{"a": Infinity}'})}, "not a JSON number"),
+    "endless JSON": ({"values-rest": ConfigRecord({"json": "[" * 100_000})}, "not JSON"),
+    "no object": ({"values-rest": ConfigRecord({"json": "[1]"})}, "not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_bad_values_of_answers_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the question's own schema is."""
+    records, reason = BAD_VALUES[name]
+    content = replies.pack_answer(Answer(5), 3)
+    content.update(records)
+    found = replies.read_answer(content, own_survey(monkeypatch), MESSAGE, 5)
+    assert isinstance(found, Refused)
+    assert reason in found.reason
+
+
 RATE = {"p": 0.3, "m": 3, "d": 10, "lipschitz": None, "lambda_min": -1.0, "lambda_max": 2.0, "clamped": False}
 
 
-def test_other_bad_answers_are_refused() -> None:
+def test_other_bad_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(question: Question, answer: Answer) -> str:
         found = replies.read_answer(replies.pack_answer(answer, 3), question, MESSAGE, 5)
         return found.reason if isinstance(found, Refused) else "taken"
@@ -314,13 +327,15 @@ def test_other_bad_answers_are_refused() -> None:
     dense = {f"weights/{name}": tensor for name, tensor in WEIGHTS.items()}
     assert refused(mask, Answer(5, {}, {**bits, **dense})) == "taken"
     assert "are not those expected" in refused(mask, Answer(5, {}, dense))
-    assert "more than" in refused(Question("mine"), Answer(5, {}, {"t": torch.zeros(10_000_000)}))
+    large = Answer(5, {}, {"t": torch.zeros(10_000_000)})
+    assert "unknown question 'of my own'" in refused(Question("of my own"), large)
+    assert "more than" in refused(own_survey(monkeypatch), large)
     stale = replies.read_answer(replies.pack_answer(ANSWER, 2), CENSUS, MESSAGE, 5)
     assert stale == Refused("it is of round 2, not of round 3")
 
 
-def order_with(**values: Any) -> RecordDict:
-    content = requests.pack_order(ORDER, requests.pack_broadcast(MESSAGE))
+def request_with(**values: Any) -> RecordDict:
+    content = requests.pack_request(REQUEST, requests.pack_broadcast(MESSAGE))
     content["order"] = ConfigRecord({**dict(content["order"]), **values})
     return content
 
@@ -343,23 +358,23 @@ def order_with(**values: Any) -> RecordDict:
         ({"config": '{"train": {"rounds": "many"}}'}, "train.rounds = 'many'"),
     ],
 )
-def test_bad_orders_are_refused(values: dict[str, Any], reason: str) -> None:
-    found = requests.read_order(order_with(**values))
+def test_bad_requests_are_refused(values: dict[str, Any], reason: str) -> None:
+    found = requests.read_request(request_with(**values))
     assert isinstance(found, Refused)
     assert reason in found.reason
 
 
 def test_bad_broadcasts_are_refused() -> None:
-    def refused(order: Order = ORDER, **groups: Any) -> str:
-        content = requests.pack_order(ORDER, {**requests.pack_broadcast(MESSAGE), **groups})
-        found = requests.read_broadcast(content, order)
+    def refused(request: Request = REQUEST, **groups: Any) -> str:
+        content = requests.pack_request(REQUEST, {**requests.pack_broadcast(MESSAGE), **groups})
+        found = requests.read_broadcast(content, request)
         return found.reason if isinstance(found, Refused) else "taken"
 
     assert refused() == "taken"
     wide = replace(SHAPE, channels=(("conv1", 6), ("conv2", 10**9)))
-    assert "wider than a lenet" in refused(replace(ORDER, architecture=wide))
-    assert "wider than" in refused(replace(ORDER, architecture=replace(SHAPE, channels=(("other", 1),))))
-    assert "needs the channels of" in refused(replace(ORDER, architecture=replace(SHAPE, channels=())))
+    assert "wider than a lenet" in refused(replace(REQUEST, architecture=wide))
+    assert "wider than" in refused(replace(REQUEST, architecture=replace(SHAPE, channels=(("other", 1),))))
+    assert "needs the channels of" in refused(replace(REQUEST, architecture=replace(SHAPE, channels=())))
     assert "another form" in refused(**codec.pack(weights=initialise(architecture("lenet", 9), 1)))
     assert "not a mask" in refused(**codec.pack(mask={"conv1.weight": torch.zeros(FLOATS)}))
     assert "is not like" in refused(**codec.pack(extra={"v/conv1.weight": torch.zeros(3)}))
@@ -367,7 +382,7 @@ def test_bad_broadcasts_are_refused() -> None:
     content = RecordDict(
         {**codec.pack(gift={"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
     )
-    found = requests.read_gift(content)
+    found = requests.read_shared(content)
     assert isinstance(found, Refused)
     assert "not images of 32 by 32" in found.reason
 
@@ -407,10 +422,10 @@ def test_no_garbage_raises(data: st.DataObject) -> None:
     for read in (
         lambda: replies.read_upload(content, MESSAGE, 5),
         lambda: replies.read_answer(content, CENSUS, MESSAGE, 5),
-        lambda: requests.read_order(content),
-        lambda: requests.read_broadcast(content, ORDER),
+        lambda: requests.read_request(content),
+        lambda: requests.read_broadcast(content, REQUEST),
         lambda: handshake.read_hello(content, 10),
-        lambda: handshake.read_question_who(content),
+        lambda: handshake.read_hello_request(content),
     ):
         found = read()
         assert isinstance(found, (Refused, Hello, str))

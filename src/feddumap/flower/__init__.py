@@ -1,6 +1,6 @@
-"""The same methods over Flower: its nodes are the devices, and it carries the messages.
+"""The same methods over Flower, whose nodes are the devices.
 
-Whoever imports this package has Flower and Ray send nothing about their use to anybody.
+Importing this package turns the telemetry of Flower and Ray off.
 """
 
 import os
@@ -9,11 +9,10 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of a change to come
-    "RAY_worker_niceness": "0",  # the devices' training is the work, not something beside it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray warns of a future change
+    "RAY_worker_niceness": "0",  # training is the main work, not a background task
 }
-"""Variables that keep Flower and Ray from calling home, from warning of what does not matter here, and from
-giving way to everything else on the machine."""
+"""Variables that turn telemetry, irrelevant warnings and low priority off, unless they are set already."""
 
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)  # before flwr is imported

@@ -1,4 +1,4 @@
-"""What runs on a device: Flower's ClientApp around the same desk as in a simulation."""
+"""The app of a device: Flower's ClientApp around the executor that simulations use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from feddumap.errors import FeddumapError
 from feddumap.flower import handshake, replies, requests
 from feddumap.flower.codec import Refused
 from feddumap.flower.handshake import Hello
-from feddumap.flower.node import Node, accept_gift, holdings_of
-from feddumap.flower.requests import Order
+from feddumap.flower.node import Node, holdings_of, save_shared
+from feddumap.flower.requests import Request
 from feddumap.methods import compose
 from feddumap.system.determinism import deterministic
 
@@ -27,14 +27,13 @@ T = TypeVar("T")
 
 
 def client_app(state: Path | None = None) -> ClientApp:
-    """The app of every device. Which one it is, what it holds and what it allows is in its node's
-    configuration:
+    """The app of every device. Its node's configuration says which device it is:
 
     partition-id=K        the device's number, from 0
     data="PATH"           its own data: a folder of images, a Parquet or an .npz file; else device K's part of
                           the data set that the server names
-    state="PATH"          where it keeps what it needs between rounds; else `state`, or feddumap's home
-    allow-modules=true    the server may name code of this machine's to be run (`module:function`)
+    state="PATH"          the folder of its state between rounds; else `state`, or feddumap's home
+    allow-modules=true    the server may name code on this machine to run (`module:function`)
     """
     app = ClientApp()
     app.query("hello")(partial(_handle, hello, state))
@@ -44,7 +43,7 @@ def client_app(state: Path | None = None) -> ClientApp:
 
 
 def _handle(work: Work, state: Path | None, message: Message, context: Context) -> Message:
-    """Do the work; what the device cannot or will not do it says in its reply."""
+    """Handle a message. An error becomes a reply with its reason."""
     try:
         content = work(message.content, Node.read(context.node_config, state))
     except FeddumapError as error:
@@ -53,49 +52,49 @@ def _handle(work: Work, state: Path | None, message: Message, context: Context) 
 
 
 def hello(content: RecordDict, node: Node) -> RecordDict:
-    """Who this is."""
-    token = _good(handshake.read_question_who(content))
-    return handshake.pack_hello(Hello(node.device, node.data is not None, node.has_gift(token)))
+    """The reply to a handshake."""
+    token = _valid(handshake.read_hello_request(content))
+    return handshake.pack_hello(Hello(node.device, node.data is not None, node.has_shared(token)))
 
 
 def train(content: RecordDict, node: Node) -> RecordDict:
-    """A round's training; what the device keeps of it stays in its folder."""
-    order, broadcast = _read(content, node)
-    gift = _good(requests.read_gift(content))
-    if gift is not None:
-        accept_gift(node, order.token, gift)
-    drawer = FileStore(node.folder(order.token))
-    desk = Executor(order.config, holdings_of(node, order), compose(order.config))
+    """Train for a round. The device's state stays in its folder."""
+    request, broadcast = _read(content, node)
+    shared = _valid(requests.read_shared(content))
+    if shared is not None:
+        save_shared(node, request.token, shared)
+    store = FileStore(node.folder(request.token))
+    executor = Executor(request.config, holdings_of(node, request), compose(request.config))
     with deterministic():
-        upload, kept = desk.train(broadcast, node.device, drawer.recall(node.device, order.round))
+        upload, kept = executor.train(broadcast, node.device, store.recall(node.device, request.round))
     if kept:
-        drawer.keep(node.device, order.round, kept)
+        store.keep(node.device, request.round, kept)
         # the server may go back as far as the older one of its two checkpoints
-        drawer.tidy(order.round - 2 * order.config.run.checkpoint_every)
+        store.tidy(request.round - 2 * request.config.run.checkpoint_every)
     return replies.pack_upload(upload)
 
 
 def survey(content: RecordDict, node: Node) -> RecordDict:
-    """The answer to a question."""
-    order, broadcast = _read(content, node)
-    if order.question is None:
+    """Answer a question."""
+    request, broadcast = _read(content, node)
+    if request.question is None:
         raise FeddumapError("the message has no question")
-    desk = Executor(order.config, holdings_of(node, order), compose(order.config))
+    executor = Executor(request.config, holdings_of(node, request), compose(request.config))
     with deterministic():
-        answer = desk.answer(order.question, broadcast, node.device)
-    return replies.pack_answer(answer, order.round)
+        answer = executor.answer(request.question, broadcast, node.device)
+    return replies.pack_answer(answer, request.round)
 
 
-def _read(content: RecordDict, node: Node) -> tuple[Order, Broadcast]:
-    """An order for this device that it may carry out, and only then its tensors."""
-    order = _good(requests.read_order(content))
-    if order.device != node.device:
-        raise FeddumapError(f"this node is device {node.device}, not {order.device}")
-    node.permit(order.config, order.architecture.family)
-    return order, _good(requests.read_broadcast(content, order))
+def _read(content: RecordDict, node: Node) -> tuple[Request, Broadcast]:
+    """A request for this device that its owner allows; only then its tensors are read."""
+    request = _valid(requests.read_request(content))
+    if request.device != node.device:
+        raise FeddumapError(f"this node is device {node.device}, not {request.device}")
+    node.permit(request.config, request.architecture.family)
+    return request, _valid(requests.read_broadcast(content, request))
 
 
-def _good(value: T | Refused) -> T:
+def _valid(value: T | Refused) -> T:
     if isinstance(value, Refused):
-        raise FeddumapError(f"the message cannot be used: {value.reason}")
+        raise FeddumapError(f"invalid message: {value.reason}")
     return value

@@ -1,9 +1,9 @@
-"""Tensors as Flower's records and back. What comes in is checked before memory is made for it.
+"""Tensors as Flower's records and back. Received ones are checked before memory is allocated for them.
 
-The tensors of a record travel as one array, since Flower makes several requests for each: eight bytes with
-the length of a header, the header, a JSON list of [name, type, shape], and the plain bytes of their numbers,
-one tensor after the other, little-endian and row by row (booleans as bits). Nothing that arrives is unpickled
-or executed, and whatever is wrong with it is a `Refused`, which is a value: no message can stop a run.
+The tensors of a record are sent as one array, since Flower makes several requests for each array: eight bytes
+with the length of a header, the header, a JSON list of [name, type, shape], and the tensors' bytes one after
+another, little-endian and row-major (booleans as bits). Nothing received is unpickled or executed. An invalid
+message becomes a `Refused`, which is a value: no message can stop a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feddumap.core.messages import Tensors
 from feddumap.core.tensors import DTYPES, Form, Forms, forms_of
 from feddumap.errors import FeddumapError
 
-PACKED, NAME = "feddumap.tensors", "tensors"  # how Flower's array says what it is, and its name
+PACKED, NAME = "feddumap.tensors", "tensors"  # the type and the name of Flower's array
 LENGTH = 8  # bytes for the length of the header
 MOST_BYTES, MOST_HEADER = 2 << 30, 4 << 20  # of a record
 MOST_DIMENSIONS, LARGEST = 8, 2**40
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Refused:
-    """What is wrong with a message, or why there is none."""
+    """Why a message is invalid or missing."""
 
     reason: str
 
 
 class RefusedError(Exception):
-    """The same on its way out of a reader, which returns it as `Refused`."""
+    """Raised inside a reader, which returns it as `Refused`."""
 
 
 def reader(read: Callable[P, T]) -> Callable[P, T | Refused]:
-    """A reader that returns what it refuses."""
+    """Decorate a reader to return `Refused` where it raises `RefusedError`."""
 
     @wraps(read)
     def returning(*args: P.args, **kwargs: P.kwargs) -> T | Refused:
@@ -65,7 +65,7 @@ def pack(**groups: Tensors) -> dict[str, ArrayRecord]:
 
 
 def unpack(content: RecordDict, key: str, check: Callable[[Forms], str | None]) -> Tensors:
-    """The tensors of a record. `check` tells what is wrong with their forms, before any of them is made."""
+    """The tensors of a record. `check` returns what is wrong with their forms, before any is allocated."""
     forms, data = _forms(_data(content[key], key), key) if key in content else ({}, memoryview(b""))
     if problem := check(forms):
         raise RefusedError(f"its {key} {problem}")
@@ -99,7 +99,7 @@ def _data(record: object, key: str) -> memoryview:
 
 
 def _forms(data: memoryview, key: str) -> tuple[dict[str, Form], memoryview]:
-    """What the header says of the tensors, if their bytes can be that, and those bytes."""
+    """The forms that the header gives, if they fit the bytes that follow, and those bytes."""
     size = int.from_bytes(data[:LENGTH], "little")
     if len(data) < LENGTH or size > min(MOST_HEADER, len(data) - LENGTH):
         raise RefusedError(f"its {key} have no whole header")
@@ -135,12 +135,12 @@ def _tensor(form: Form, data: memoryview) -> torch.Tensor:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=form.count)
         return torch.from_numpy(bits.astype(np.bool_).reshape(form.shape))
     dtype = np.dtype(form.dtype)
-    numbers = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)  # a copy, that may be written to
+    numbers = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)  # a writable copy
     return torch.from_numpy(numbers.reshape(form.shape))
 
 
 def exactly(expected: Forms) -> Callable[[Forms], str | None]:
-    """A check for tensors of these names and forms."""
+    """A check for tensors of exactly these names and forms."""
 
     def check(found: Forms) -> str | None:
         if found.keys() != expected.keys():
@@ -155,7 +155,7 @@ def exactly(expected: Forms) -> Callable[[Forms], str | None]:
 
 
 def named_alike(weights: Forms) -> Callable[[Forms], str | None]:
-    """A check for what comes along with weights: shaped like those it is named after, behind a slash."""
+    """A check for tensors named PREFIX/WEIGHT, each with the form of that weight."""
 
     def check(found: Forms) -> str | None:
         for name, form in found.items():

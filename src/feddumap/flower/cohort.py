@@ -1,4 +1,4 @@
-"""A cohort of devices behind Flower's nodes. Whatever a device does, the round ends."""
+"""A cohort of devices behind Flower's nodes. No device can block or spoil a round."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from feddumap.engine.local import Evaluator
 from feddumap.errors import FeddumapError
 from feddumap.flower import replies, requests
 from feddumap.flower.codec import Refused
-from feddumap.flower.membership import Membership, Seat
-from feddumap.flower.requests import Order
+from feddumap.flower.membership import Member, Membership
+from feddumap.flower.requests import Request
 from feddumap.flower.transport import Transport
 from feddumap.training.evaluation import Score
 
@@ -31,8 +31,8 @@ Read = Callable[[RecordDict, int], T | Refused]
 
 
 class FlowerCohort:
-    """Devices are known by their numbers, which their nodes tell. `holdings` is the server's: from it come
-    the images that it shares with devices that have data of their own, `given` each at most."""
+    """Devices are identified by their numbers, which their nodes report. `holdings` are the server's; devices
+    with data of their own get up to `shared` images of them each."""
 
     def __init__(
         self,
@@ -40,25 +40,25 @@ class FlowerCohort:
         config: Config,
         token: str,
         holdings: SplitHoldings,
-        given: int,
+        shared: int,
         say: Callable[[str], None] = lambda _: None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._config, self._token, self._say = config, token, say
-        self._holdings, self._given = holdings, given
+        self._holdings, self._shared = holdings, shared
         self.close = close
-        self._examiner = Evaluator(holdings.dataset, config)
-        self._post = Transport(grid)
-        self._roster = Membership(self._post, config.data.devices, token, config.run.timeout, say)
-        self._samples: dict[int, int] = {}  # what each device said it has
+        self._evaluator = Evaluator(holdings.dataset, config)
+        self._transport = Transport(grid)
+        self._membership = Membership(self._transport, config.data.devices, token, config.run.timeout, say)
+        self._samples: dict[int, int] = {}  # the samples that each device reported
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:
-        """Uploads in the order of `devices`; a loss for each device without a good one, if there are not too
-        many of those."""
+        """Uploads in the order of `devices`, with a `MissingUpload` for each device without a valid one; an
+        error if too few are valid."""
 
         def read(content: RecordDict, device: int) -> Upload | Refused:
             most = self._samples.get(device, MOST_SAMPLES) + min(
-                self._given, len(self._holdings.split.server)
+                self._shared, len(self._holdings.split.server)
             )
             return replies.read_upload(content, broadcast, device, most)
 
@@ -67,7 +67,7 @@ class FlowerCohort:
             yield uploads.pop(device) if device in uploads else MissingUpload(device, reasons[device])
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
-        """Answers in the order of `devices`, of all of them; to a partial question some may be lost."""
+        """Answers in the order of `devices`, from all of them; a partial question may lack some."""
 
         def read(content: RecordDict, device: int) -> Answer | Refused:
             return replies.read_answer(content, question, broadcast, device)
@@ -82,12 +82,12 @@ class FlowerCohort:
         )
 
     def _least(self, devices: Sequence[int]) -> int:
-        """How many of them must answer."""
+        """How many of the devices must reply: `run.least_share` of them."""
         return min(len(devices), max(1, math.ceil(self._config.run.least_share * len(devices))))
 
     def evaluate(self, state: ServerState) -> Score:
-        """On the server, which has the test images."""
-        return self._examiner.whole(state)
+        """Evaluated on the server, which has the test images."""
+        return self._evaluator.whole(state)
 
     def _ask(
         self,
@@ -98,8 +98,8 @@ class FlowerCohort:
         read: Read[T],
         need: int,
     ) -> tuple[dict[int, T], dict[int, str]]:
-        """What the devices replied, and why the others are missing. With fewer than `need` the missing are
-        asked again, after waiting for their nodes."""
+        """The devices' valid replies, and the reasons for the missing ones. With fewer than `need` valid, the
+        missing devices are asked again, after waiting for their nodes."""
         light = question is not None and question.light
         tensors = requests.pack_broadcast(
             replace(broadcast, weights={}, extra={}, mask={}) if light else broadcast
@@ -109,31 +109,31 @@ class FlowerCohort:
         for attempt in range(TRIES):
             missing = [device for device in devices if device not in good]
             wait = self._config.run.timeout if attempt else 0.0
-            self._roster.find(missing, need - len(good) if attempt else len(missing), wait)
+            self._membership.find(missing, need - len(good) if attempt else len(missing), wait)
             waiting: dict[str, int] = {}
             bad = {}
             for device in missing:
-                seat = self._roster.seats.get(device)
-                if seat is None:
+                member = self._membership.members.get(device)
+                if member is None:
                     bad[device] = "it has no node"
                     continue
-                content = self._message(device, seat, broadcast, question, tensors)
-                if sent := self._post.send(content, seat.node, kind, self._config.run.timeout):
+                content = self._message(device, member, broadcast, question, tensors)
+                if sent := self._transport.send(content, member.node, kind, self._config.run.timeout):
                     waiting[sent] = device
                 else:
                     bad[device] = "no message to its node was accepted"
-            for device, reply in self._post.replies(waiting, self._config.run.timeout):
+            for device, reply in self._transport.replies(waiting, self._config.run.timeout):
                 value = reply if isinstance(reply, Refused) else read(reply, device)
                 if isinstance(value, Refused):
                     bad[device] = value.reason
                 else:
                     good[device] = value
                     if question is None:
-                        self._roster.gave(device)
+                        self._membership.mark_shared(device)
             late = f"it did not answer within {self._config.run.timeout:g} s"
             bad |= dict.fromkeys(waiting.values(), late)
             for device, reason in bad.items():
-                self._roster.forget(device)
+                self._membership.forget(device)
                 self._say(f"round {broadcast.round}, device {device}: {reason}")
             if len(good) >= need:
                 return good, bad
@@ -142,12 +142,12 @@ class FlowerCohort:
     def _message(
         self,
         device: int,
-        seat: Seat,
+        member: Member,
         broadcast: Broadcast,
         question: Question | None,
         tensors: requests.Packed,
     ) -> RecordDict:
-        order = Order(
+        request = Request(
             self._token,
             device,
             broadcast.round,
@@ -157,9 +157,9 @@ class FlowerCohort:
             self._holdings.dataset.classes,
             question,
         )
-        wants = question is None and self._given > 0 and seat.own and not seat.has_gift
-        gift = self._holdings.shared(device, self._given) if wants else None
-        return requests.pack_order(order, tensors, gift)
+        wants = question is None and self._shared > 0 and member.own_data and not member.has_shared
+        images = self._holdings.shared(device, self._shared) if wants else None
+        return requests.pack_request(request, tensors, images)
 
     def _failure(
         self, question: Question | None, number: int, good: int, need: int, asked: int, bad: dict[int, str]
@@ -169,6 +169,6 @@ class FlowerCohort:
         reasons = "; ".join(f"device {device}: {reason}" for device, reason in list(bad.items())[:SHOWN])
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         return (
-            f"round {number}: {good} of {asked} devices answered well when {asking}, {need} were "
-            f"needed{share}, in {TRIES} tries ({reasons}{more}): mend the nodes and resume"
+            f"round {number}: {good} of {asked} devices replied as expected when {asking}, {need} were "
+            f"needed{share}, in {TRIES} tries ({reasons}{more}): fix the nodes, then resume"
         )

@@ -1,4 +1,4 @@
-"""Numbers, texts and flags of a message, read one by one: each is what it must be, or refused."""
+"""Reading the numbers, texts and flags of a message, each checked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DEVICES, ROUNDS = range(2**31), range(2**31)
 TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
-def numbers_of(content: RecordDict, key: str) -> ConfigRecord:
-    """A record of numbers and texts."""
+def record_of(content: RecordDict, key: str) -> ConfigRecord:
+    """A record of numbers, texts and flags."""
     record = content.get(key)
     if not isinstance(record, ConfigRecord):
         raise RefusedError(f"it has no record {key!r}")
@@ -68,7 +68,7 @@ def mapping(record: ConfigRecord, key: str) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def token(record: ConfigRecord) -> str:
@@ -79,7 +79,7 @@ def token(record: ConfigRecord) -> str:
 
 
 def pack_values(values: Mapping[str, Any], key: str) -> dict[str, MetricRecord | ConfigRecord]:
-    """Values as records: numbers and lists of numbers as metrics under this key, the rest as a JSON text."""
+    """Values as records: numbers and lists of numbers as metrics under this key, the others as JSON."""
     numbers = {name: value for name, value in values.items() if _is_metric(value)}
     rest = {name: value for name, value in values.items() if name not in numbers}
     records: dict[str, MetricRecord | ConfigRecord] = {}
@@ -91,16 +91,16 @@ def pack_values(values: Mapping[str, Any], key: str) -> dict[str, MetricRecord |
 
 
 def read_values(content: RecordDict, key: str) -> dict[str, Any]:
-    """What was packed under this key: nothing if it is not there."""
+    """The values packed under this key; empty if there are none."""
     numbers = content.get(key, MetricRecord())
     if not isinstance(numbers, MetricRecord):
-        raise RefusedError(f"its {key} are no metrics")
-    rest = mapping(numbers_of(content, f"{key}-rest"), "json") if f"{key}-rest" in content else {}
+        raise RefusedError(f"its {key} are not a record of metrics")
+    rest = mapping(record_of(content, f"{key}-rest"), "json") if f"{key}-rest" in content else {}
     for name, value in numbers.items():
         if not all(map(math.isfinite, value if isinstance(value, list) else [value])):
             raise RefusedError(f"its {key} are not finite ({name[:100]!r})")
     if rest.keys() & numbers.keys():
-        raise RefusedError(f"its {key} are told twice")
+        raise RefusedError(f"its {key} have a name twice")
     return {**numbers, **rest}
 
 

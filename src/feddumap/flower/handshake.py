@@ -1,4 +1,4 @@
-"""How the server learns which device a node is."""
+"""The handshake: the server asks a node which device it is."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from feddumap.flower.replies import refuse_refusals
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a node says it is: a device that has data of its `own` or a part of the data set, and whether it
-    `has_gift`, the images that the server shares."""
+    """A node's reply: its device, whether that trains on data of its own rather than a part of the data set,
+    and whether it has the images that the server shares."""
 
     device: int
-    own: bool
-    has_gift: bool
+    own_data: bool
+    has_shared: bool
 
 
-def pack_question_who(token: str) -> RecordDict:
+def pack_hello_request(token: str) -> RecordDict:
     return RecordDict({"who": ConfigRecord({"token": token})})
 
 
 @reader
-def read_question_who(content: RecordDict) -> str:
-    """The token of the run that asks."""
-    return fields.token(fields.numbers_of(content, "who"))
+def read_hello_request(content: RecordDict) -> str:
+    """The token of the run whose server asks."""
+    return fields.token(fields.record_of(content, "who"))
 
 
 def pack_hello(hello: Hello) -> RecordDict:
-    record = ConfigRecord({"device": hello.device, "own": hello.own, "gift": hello.has_gift})
+    record = ConfigRecord({"device": hello.device, "own": hello.own_data, "gift": hello.has_shared})
     return RecordDict({"hello": record})
 
 
 @reader
 def read_hello(content: RecordDict, devices: int) -> Hello:
-    """Who a node is, out of so many devices."""
+    """A node's reply, in a federation of this many devices."""
     refuse_refusals(content)
-    record = fields.numbers_of(content, "hello")
+    record = fields.record_of(content, "hello")
     device = fields.integer(record, "device", range(devices))
     return Hello(device, fields.flag(record, "own"), fields.flag(record, "gift"))

@@ -1,4 +1,4 @@
-"""A device behind a Flower node: who it is, what it holds, and what it keeps between messages."""
+"""A device behind a Flower node: its identity, its data, and its state between messages."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from feddumap.data.sources import catalog, device_files
 from feddumap.device.holdings import Holdings, SplitHoldings
 from feddumap.device.state import load, save
 from feddumap.errors import FeddumapError
-from feddumap.flower.requests import Order
+from feddumap.flower.requests import Request
 from feddumap.training.samples import Samples
 
 LOGGER = logging.getLogger("flwr")  # Flower's own
-GIFT = "gift.safetensors"
+SHARED = "gift.safetensors"
 
 
 @dataclass(frozen=True)
 class Node:
-    """What the owner of a node decided, by its --node-config.
+    """The settings of a node, from its --node-config.
 
-    `data` is where the device's own data is; without it the device holds its part of the data set that the
-    server names, as in a simulation. `modules` says whether a server may name code of this machine's
-    (`module:function`) to be run.
+    `data` is the path of the device's own data; without it the device holds its part of the data set that the
+    server names, as in a simulation. `modules` says whether a server may name code on this machine
+    (`module:function`) to run.
     """
 
     device: int
@@ -41,7 +41,7 @@ class Node:
 
     @staticmethod
     def read(config: Mapping[str, object], state: Path | None = None) -> Node:
-        """From Flower's node configuration; `state` is where the device keeps things if that does not say."""
+        """From Flower's node configuration; `state` is the default folder for the device's state."""
         device, modules = config.get("partition-id"), config.get("allow-modules", False)
         if type(device) is not int or device < 0:
             raise FeddumapError(
@@ -55,35 +55,35 @@ class Node:
         return Node(device, Path(str(data)).expanduser() if data is not None else None, where, modules)
 
     def folder(self, token: str) -> Path:
-        """Where the device keeps what it needs of a run."""
+        """The folder of the device's state of a run."""
         return self.state / token / f"{self.device:06d}"
 
-    def has_gift(self, token: str) -> bool:
-        return (self.folder(token) / GIFT).exists()
+    def has_shared(self, token: str) -> bool:
+        return (self.folder(token) / SHARED).exists()
 
     def permit(self, config: Config, family: str) -> None:
-        """What a server sends does not make a device run code that its owner did not allow."""
+        """Refuse a request that would run code which the node's owner has not allowed."""
         for key, name in (("method.name", config.method.name), ("model.name", family)):
             if ":" in name and not self.modules:
                 raise FeddumapError(
-                    f"{key} = {name!r} names code to be run on this device, which its owner has not allowed: "
+                    f"{key} = {name!r} names code to run on this device, which its owner has not allowed: "
                     "start the node with allow-modules=true in its --node-config, or use a known name"
                 )
         if family != config.model.name:
             raise FeddumapError(f"the architecture is a {family!r}, not model.name = {config.model.name!r}")
 
 
-def accept_gift(node: Node, token: str, gift: Samples) -> None:
-    """Keep the images that the server shares."""
-    save(node.folder(token) / GIFT, {"images": gift.images, "labels": gift.labels})
+def save_shared(node: Node, token: str, shared: Samples) -> None:
+    """Store the images that the server shares."""
+    save(node.folder(token) / SHARED, {"images": shared.images, "labels": shared.labels})
 
 
-def holdings_of(node: Node, order: Order) -> Holdings:
-    """What the device trains on: its own data, or its part of the data set."""
-    config = order.config
+def holdings_of(node: Node, request: Request) -> Holdings:
+    """The data that the device trains on: its own, or its part of the data set."""
+    config = request.config
     if node.data is not None:
-        images, labels = _own(node.data, order.classes)
-        return OwnHoldings(images, labels, node, order.token)
+        images, labels = _own(node.data, request.classes)
+        return OwnHoldings(images, labels, node, request.token)
     if node.device >= config.data.devices:
         raise FeddumapError(
             f"this node is device {node.device}, but data.devices = {config.data.devices}: give it a "
@@ -94,7 +94,7 @@ def holdings_of(node: Node, order: Order) -> Holdings:
 
 @dataclass(frozen=True, eq=False)
 class OwnHoldings:
-    """A device's own data. What the server shares comes by message and lies beside the device's memory."""
+    """A device's own data. Images that the server shares arrive by message, and are stored with its state."""
 
     images: np.ndarray
     numbers: np.ndarray
@@ -108,9 +108,11 @@ class OwnHoldings:
         return Samples(torch.from_numpy(self.images), torch.from_numpy(self.numbers))
 
     def shared(self, device: int, limit: int) -> Samples:
-        if not self.node.has_gift(self.token):
-            raise FeddumapError("the images that the server shares are not here: they must be sent again")
-        tensors = load(self.node.folder(self.token) / GIFT, "the images that the server shares")
+        if not self.node.has_shared(self.token):
+            raise FeddumapError(
+                "the images that the server shares are missing on this device: they must be sent again"
+            )
+        tensors = load(self.node.folder(self.token) / SHARED, "the images that the server shares")
         return Samples(tensors["images"][:limit], tensors["labels"][:limit])
 
 
@@ -121,7 +123,7 @@ def _own(path: Path, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=4)
 def _split(data: DataConfig, seed: int) -> SplitHoldings:
-    """The simulation's own split, made here again."""
+    """The split of the data set, the same as in a simulation."""
     dataset = catalog.get(data.name, say=LOGGER.info)
     made = partition.split(dataset.train_labels, len(dataset.classes), data, seed)
     return SplitHoldings(dataset, made, seed)

@@ -1,4 +1,4 @@
-"""Flower's own simulation, by Ray, as the engine of a run in this process."""
+"""Flower's simulation with Ray as the engine of a run in this process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from feddumap.flower.cohort import FlowerCohort
 from feddumap.run import Run
 from feddumap.system.determinism import cores
 
-CLUSTER = "RAY_ADDRESS"  # the variable that has Ray join a cluster, which has cores of its own
-POLL = 0.5  # seconds between two looks whether the simulation could be started
+CLUSTER = "RAY_ADDRESS"  # the variable that makes Ray join a cluster, which has its own number of cores
+POLL = 0.5  # seconds between two checks whether the simulation has started
 
 
 def simulated(run: Run) -> FlowerCohort:
     """The devices of a run as nodes of Flower's simulation, one core each, on this machine or on the cluster
-    that RAY_ADDRESS names. What they keep for themselves is in the run directory or, without one, is gone at
-    the end."""
+    that RAY_ADDRESS names. Their state is in the run directory or, without one, in a temporary folder."""
     temporary = None if run.directory is not None else tempfile.TemporaryDirectory(prefix="feddumap-nodes-")
     state = (
         run.directory.path / "nodes" if run.directory is not None else Path(str(temporary and temporary.name))
@@ -47,8 +46,8 @@ def simulated(run: Run) -> FlowerCohort:
 
 
 class Simulation:
-    """Flower's simulation in a thread, for as long as its grid is used. This process's own thread trains, so
-    that progress, Ctrl-C and errors are as ever."""
+    """Flower's simulation in a thread, while its grid is in use. The main thread trains, so progress, Ctrl-C
+    and errors work as with other engines."""
 
     def __init__(self, devices: int, workers: int, state: Path) -> None:
         self._over = threading.Event()
@@ -62,7 +61,7 @@ class Simulation:
         self._thread.start()
 
     def grid(self) -> Grid:
-        """Flower's grid, once there is one."""
+        """Wait for Flower's grid."""
         while True:
             try:
                 return self._grids.get(timeout=POLL)

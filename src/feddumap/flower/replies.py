@@ -1,6 +1,6 @@
-"""What a device says to the server: its upload, its answer, or why there is none.
+"""Replies of a device to the server: its upload, its answer, or the reason why there is none.
 
-Every reader returns what it read or, whatever the message was, a `Refused`.
+A reader returns what it read or, for any invalid message, a `Refused`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 from feddumap.core.messages import Answer, Broadcast, Question, Upload
 from feddumap.core.tensors import Forms, all_finite, forms_of
 from feddumap.device.surveys import MOST_SAMPLES, SURVEYS
+from feddumap.errors import unknown
 from feddumap.flower import codec, fields
 from feddumap.flower.codec import RefusedError, reader
 from feddumap.flower.fields import DEVICES, ROUNDS
@@ -34,9 +35,9 @@ def pack_upload(upload: Upload) -> RecordDict:
 
 @reader
 def read_upload(content: RecordDict, broadcast: Broadcast, device: int, most: int = MOST_SAMPLES) -> Upload:
-    """A device's upload: its own, of this round, of the broadcast's form, finite, and of `most` samples."""
+    """A device's upload of this round: shaped like the broadcast, finite, and of at most `most` samples."""
     refuse_refusals(content)
-    numbers = fields.numbers_of(content, "upload")
+    numbers = fields.record_of(content, "upload")
     _expect(numbers, device, broadcast.round)
     samples = fields.integer(numbers, "samples", range(1, most + 1))
     steps = fields.integer(numbers, "steps", range(2**40))
@@ -57,11 +58,13 @@ def pack_answer(answer: Answer, number: int) -> RecordDict:
 
 @reader
 def read_answer(content: RecordDict, question: Question, broadcast: Broadcast, device: int) -> Answer:
-    """A device's answer to this question, as the question wants it."""
+    """A device's answer to this question, as the question's schema requires."""
     refuse_refusals(content)
-    numbers = fields.numbers_of(content, "answer")
+    numbers = fields.record_of(content, "answer")
     _expect(numbers, device, broadcast.round)
     values = fields.read_values(content, "values")
+    if question.name not in SURVEYS:
+        raise unknown("question", question.name, SURVEYS)
     survey = SURVEYS[question.name]
     if problem := survey.fault(question, broadcast, values):
         raise RefusedError(f"it {problem}")
@@ -73,7 +76,7 @@ def read_answer(content: RecordDict, question: Question, broadcast: Broadcast, d
 
 
 def _bounded(broadcast: Broadcast) -> Callable[[Forms], str | None]:
-    """For answers whose tensors may be any: they may not be much larger than a few models."""
+    """A check for answers with any tensors: not much larger than a few models."""
     most = 4 * sum(form.nbytes for form in forms_of(broadcast.weights).values()) + _SLACK
 
     def check(found: Forms) -> str | None:
@@ -93,11 +96,11 @@ def _expect(numbers: ConfigRecord, device: int, number: int) -> None:
 
 
 def pack_refusal(reason: str) -> RecordDict:
-    """A device's reason for not doing what it was asked."""
+    """The reason why a device does not do what it was asked."""
     return RecordDict({"refusal": ConfigRecord({"reason": reason})})
 
 
 def refuse_refusals(content: RecordDict) -> None:
     if "refusal" in content:
-        reason = fields.text(fields.numbers_of(content, "refusal"), "reason")
+        reason = fields.text(fields.record_of(content, "refusal"), "reason")
         raise RefusedError(f"it refused: {' '.join(reason.split())[:500]}")

@@ -1,6 +1,6 @@
-"""What the server says to a device: to train, or to answer a question.
+"""Requests of the server to a device: to train, or to answer a question.
 
-Every reader returns what it read or, whatever the message was, a `Refused`.
+A reader returns what it read or, for any invalid message, a `Refused`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from feddumap.training.samples import Samples
 MOST_CLASSES = 10_000
 
 Packed = Mapping[str, ArrayRecord]
-"""A broadcast's tensors, packed once for all devices."""
+"""The tensors of a broadcast, packed once for all devices."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a message to a device says, its tensors aside."""
+class Request:
+    """A message to a device, without its tensors."""
 
     token: str
     device: int
@@ -44,44 +44,44 @@ def pack_broadcast(broadcast: Broadcast) -> Packed:
     return codec.pack(weights=broadcast.weights, extra=broadcast.extra, mask=broadcast.mask)
 
 
-def pack_order(order: Order, tensors: Packed, gift: Samples | None = None) -> RecordDict:
-    """A message for one device; `gift` are images that the server shares with it."""
+def pack_request(request: Request, tensors: Packed, shared: Samples | None = None) -> RecordDict:
+    """A message for one device; `shared` are images that the server shares with it."""
     header = ConfigRecord(
         {
-            "token": order.token,
-            "device": order.device,
-            "round": order.round,
-            "lr": float(order.lr),
-            "architecture": json.dumps(order.architecture.to_json()),
-            "config": order.config.model_dump_json(),
-            "classes": list(order.classes),
+            "token": request.token,
+            "device": request.device,
+            "round": request.round,
+            "lr": float(request.lr),
+            "architecture": json.dumps(request.architecture.to_json()),
+            "config": request.config.model_dump_json(),
+            "classes": list(request.classes),
         }
     )
     content = RecordDict({"order": header, **tensors})
-    if order.question is not None:
-        settings = json.dumps(dict(order.question.settings), allow_nan=False)
+    if request.question is not None:
+        settings = json.dumps(dict(request.question.settings), allow_nan=False)
         content["question"] = ConfigRecord(
-            {"name": order.question.name, "settings": settings, "light": order.question.light}
+            {"name": request.question.name, "settings": settings, "light": request.question.light}
         )
-    if gift is not None:
-        content.update(codec.pack(gift={"images": gift.images, "labels": gift.labels}))
+    if shared is not None:
+        content.update(codec.pack(gift={"images": shared.images, "labels": shared.labels}))
     return content
 
 
 @reader
-def read_order(content: RecordDict) -> Order:
-    """The order in a message. No tensor is made and nothing named in it is imported."""
-    header = fields.numbers_of(content, "order")
+def read_request(content: RecordDict) -> Request:
+    """The request in a message. Makes no tensor, and imports nothing that the message names."""
+    header = fields.record_of(content, "order")
     classes = header.get("classes")
     if not isinstance(classes, list) or not 0 < len(classes) <= MOST_CLASSES:
         raise RefusedError(f"its classes are not 1 to {MOST_CLASSES} names")
     question = None
     if "question" in content:
-        asked = fields.numbers_of(content, "question")
+        asked = fields.record_of(content, "question")
         question = Question(
             fields.text(asked, "name"), fields.mapping(asked, "settings"), fields.flag(asked, "light")
         )
-    return Order(
+    return Request(
         token=fields.token(header),
         device=fields.integer(header, "device", DEVICES),
         round=fields.integer(header, "round", ROUNDS),
@@ -105,22 +105,21 @@ def _architecture(header: ConfigRecord, classes: int) -> Architecture:
 
 
 @reader
-def read_broadcast(content: RecordDict, order: Order) -> Broadcast:
-    """The broadcast of a message, with weights of the architecture's form or, for a light question, none.
-    This makes the network of its architecture, so whoever calls it has seen that the family may be used
-    here."""
-    light = order.question is not None and order.question.light
-    weights_form = {} if light else weights_forms(order.architecture)
+def read_broadcast(content: RecordDict, request: Request) -> Broadcast:
+    """The broadcast of a message, with weights of the architecture's shapes or, for a light question, none.
+    It builds the network of the architecture, so the caller must have checked that its family is allowed."""
+    light = request.question is not None and request.question.light
+    weights_form = {} if light else weights_forms(request.architecture)
     weights = codec.unpack(content, "weights", codec.exactly(weights_form))
     extra = codec.unpack(content, "extra", codec.named_alike(weights_form))
     mask = codec.unpack(content, "mask", _masks(weights_form))
     if not (all_finite(weights) and all_finite(extra)):
         raise RefusedError("its weights are not finite")
-    return Broadcast(order.round, order.architecture, weights, order.lr, extra=extra, mask=mask)
+    return Broadcast(request.round, request.architecture, weights, request.lr, extra=extra, mask=mask)
 
 
 def weights_forms(shape: Architecture) -> Forms:
-    """The forms of an architecture's weights; one that is wider than its family's full network is refused."""
+    """The forms of an architecture's weights; refuses one wider than its family's full network."""
     full = architecture(shape.family, shape.classes).widths
     if any(width > full.get(name, 0) for name, width in shape.channels):
         raise RefusedError(f"its architecture is wider than a {shape.family}")
@@ -138,8 +137,8 @@ def _masks(weights: Forms) -> Callable[[Forms], str | None]:
 
 
 @reader
-def read_gift(content: RecordDict) -> Samples | None:
-    """The images that the server shares, if there are any in the message."""
+def read_shared(content: RecordDict) -> Samples | None:
+    """The images that the server shares, if the message has any."""
     if "gift" not in content:
         return None
 

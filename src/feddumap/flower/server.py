@@ -1,4 +1,4 @@
-"""What runs beside Flower's SuperLink: ServerApp's main is this project's own loop of rounds."""
+"""The app of the server: a ServerApp whose main function is this project's loop of rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server_app() -> ServerApp:
 
     config    path of a CONFIG.toml; without one, the defaults
     sets      settings on top of it, as after --set, with spaces between: "train.rounds=20 run.seed=1"
-    out       the run directory; one that holds this run already is gone on with
+    out       the run directory; a run that it already holds is resumed
     """
     app = ServerApp()
     app.main()(_main)
@@ -43,12 +43,12 @@ def _main(grid: Grid, context: Context) -> None:
 
 
 def run_app(grid: Grid, settings: Mapping[str, object]) -> None:
-    """Start the run or go on with it, to its end."""
+    """Train the run, or the rest of it, to its end."""
     config, out = read_settings(settings)
     run = api.begin(config, out, console.say)
     try:
         if run.state.round:
-            console.say(f"going on after {run.state.round} of {run.rounds} rounds")
+            console.say(f"resuming after {run.state.round} of {run.rounds} rounds")
         run.engine = partial(cohort, grid)
         follow(run)
         print_summary(run.summary)
@@ -67,7 +67,7 @@ def read_settings(settings: Mapping[str, object]) -> tuple[Config, Path]:
 
 
 def cohort(grid: Grid, run: Run, close: Callable[[], None] = lambda: None) -> FlowerCohort:
-    """The devices of a run behind Flower's nodes; `close` is called when they are needed no more."""
+    """The cohort of a run's devices behind Flower's nodes; `close` is called when the run ends."""
     token = run.directory.token() if run.directory is not None else secrets.token_hex(16)
     holdings = SplitHoldings(run.dataset, run.split, run.config.run.seed)
     return FlowerCohort(grid, run.config, token, holdings, compose(run.config).shared, console.say, close)

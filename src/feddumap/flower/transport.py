@@ -1,4 +1,4 @@
-"""Messages to nodes and the replies to them, with a time limit: the only code that touches Flower's grid."""
+"""Messages to nodes and their replies, with time limits. No other module uses Flower's grid."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from flwr.serverapp import Grid
 
 from feddumap.flower.codec import Refused
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds between two looks for replies
-MARGIN = 60.0  # seconds that a message stays valid beyond the time that is waited for its reply
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds between two polls for replies
+MARGIN = 60.0  # seconds that a message stays valid after the time limit of its reply
 
 T = TypeVar("T")
 
 
 class Transport:
-    """Sends to nodes and collects what they reply."""
+    """Sends messages to nodes and collects their replies."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def nodes(self) -> set[int]:
-        """The nodes that are connected."""
+        """The connected nodes."""
         return set(self._grid.get_node_ids())
 
     def send(self, content: RecordDict, node: int, kind: str, seconds: float) -> str | None:
-        """Hand a message over; returns its id, or None if Flower did not take it. One at a time, so that none
-        can keep the others from being sent."""
+        """Send a message; returns its id, or None if Flower did not accept it. Messages are sent one at a
+        time, so a rejected one does not affect the others."""
         ids = list(self._grid.push_messages([Message(content, node, kind, ttl=seconds + MARGIN)]))
         return ids[0] or None if ids else None
 
     def replies(
         self, waiting: dict[str, T], seconds: float, enough: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[T, RecordDict | Refused]]:
-        """The replies to the messages with these ids, as they come, until there are `enough` or the time is
-        over. What is replied to is taken out of `waiting`.
+        """Yield the replies to the messages with these ids as they arrive, until there are `enough` or the
+        time is over. Messages with a reply are removed from `waiting`.
 
-        Every look is a request to the SuperLink. So one message after the other is looked at, and all of them
-        once a reply has come, or when there is no time left.
+        Every poll is a request to the SuperLink. So messages are polled one after another, and all of them
+        once a reply has arrived, or when no time is left.
         """
         until = time.monotonic() + seconds
         pause, turn = SHORTEST_PAUSE, 0
-        looked = list(waiting)
+        polled = list(waiting)
         while True:
-            came = False
-            for sent in looked:
+            arrived = False
+            for sent in polled:
                 reply = self._reply(sent)
                 if reply is not None:
-                    came = True
+                    arrived = True
                     yield waiting.pop(sent), reply
             left = until - time.monotonic()
-            if not waiting or enough() or (left <= 0 and len(looked) >= len(waiting)):
+            if not waiting or enough() or (left <= 0 and len(polled) >= len(waiting)):
                 return
-            pause = SHORTEST_PAUSE if came else min(1.5 * pause, LONGEST_PAUSE)
+            pause = SHORTEST_PAUSE if arrived else min(1.5 * pause, LONGEST_PAUSE)
             time.sleep(max(0.0, min(pause, left)))
             turn += 1
             known = list(waiting)
-            looked = known if came or left <= 0 else [known[turn % len(known)]]
+            polled = known if arrived or left <= 0 else [known[turn % len(known)]]
 
     def _reply(self, sent: str) -> RecordDict | Refused | None:
-        """The reply to one message, or None if there is none yet. They are fetched one by one, because a
-        broken one would take the others with it."""
+        """The reply to one message, or None if there is none yet. Replies are fetched one at a time, because
+        one that cannot be read would make the others fail too."""
         try:
             found = list(self._grid.pull_messages([sent]))
-        except (httpx.HTTPError, OSError):  # the link itself is gone
+        except (httpx.HTTPError, OSError):  # the SuperLink itself is unreachable
             raise
-        except Exception as error:  # whatever Flower makes of bytes that are not a message
+        except Exception as error:  # what Flower raises for invalid bytes
             return Refused(f"its reply cannot be read ({type(error).__name__}: {str(error)[:200]})")
         replies = [message for message in found if message.metadata.reply_to_message_id == sent]
         if not replies:
@@ -81,7 +81,7 @@ class Transport:
 
     @staticmethod
     def each(seconds: float, pause: float = LONGEST_PAUSE) -> Iterator[float]:
-        """The seconds left, again and again with pauses between, until none are."""
+        """Yield the seconds left, with pauses in between, until none are left."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             yield left

@@ -1,7 +1,7 @@
-"""Certificates and keys for a federation, as Flower wants them.
+"""Certificates and keys for a federation, in Flower's formats.
 
-The certificate authority lives for one call: it signs the server's certificate and is forgotten, so that
-nobody can sign another one with it.
+The key of the certificate authority is never stored: it signs the server's certificate and is discarded, so
+that no other certificate can be signed with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_all(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
-    """A certificate for this machine and `hosts`, signed by an authority made for it alone."""
+    """A certificate for this machine and `hosts`, signed by an authority of its own."""
     names = [_name(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # clocks differ
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -84,7 +84,8 @@ def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
 
 def make_node_key(path: Path) -> None:
     """A node's key pair, `path` and `path`.pub: ECDSA on P-384 in OpenSSH's format, as `ssh-keygen -t ecdsa
-    -b 384` makes it. A SuperNode signs its requests with the one, the SuperLink is told the other."""
+    -b 384` makes it. A SuperNode signs its requests with the private key, and the SuperLink checks them with
+    the public one."""
     key = ec.generate_private_key(ec.SECP384R1())
     public(
         path.with_suffix(".pub"),
@@ -105,7 +106,7 @@ def private(path: Path, data: bytes) -> None:
 
 
 def public(path: Path, data: bytes) -> None:
-    """A new file that anybody may read."""
+    """A new file that everybody may read."""
     _create(path, data, 0o644)
 
 

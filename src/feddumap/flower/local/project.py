@@ -1,4 +1,4 @@
-"""A folder that holds a federation: its Flower app, its configuration, its keys, and how to start it."""
+"""The folder of a federation: its Flower app, its configuration, its keys and a README."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddumap.methods.registry import resolve
 from feddumap.system.atomic_files import write_text
 
 PORT = 9443
-CONNECTION = "federation"  # what the SuperLink is called in Flower's configuration
+CONNECTION = "federation"  # the SuperLink's name in Flower's configuration
 APP = {
     "__init__.py": "",
     "server.py": '"""What the server runs."""\n\nfrom feddumap.flower.server import server_app\n\n'
@@ -46,7 +46,7 @@ class Project:
 
     @property
     def home(self) -> Path:
-        """Where Flower keeps what it remembers, instead of ~/.flwr."""
+        """The folder of Flower's own files, instead of ~/.flwr."""
         return self.path / ".flower"
 
     @property
@@ -61,8 +61,8 @@ class Project:
         return load(self.path / "config.toml")
 
 
-def first_try(nodes: int, sets: Sequence[str]) -> Config:
-    """The configuration of a first try, with some keys set: small, with a pruning early on."""
+def example_config(nodes: int, sets: Sequence[str]) -> Config:
+    """A small configuration to try, with these keys set: it prunes early."""
     given = [
         f"data.devices={nodes}",
         "data.server_fraction=0.15",
@@ -80,17 +80,17 @@ def first_try(nodes: int, sets: Sequence[str]) -> Config:
         config = load(None, [*given, "method.prune_round=2", *sets])
     if config.data.devices != nodes:
         raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
-    resolve(config.method)  # a key that it does not have is an error now
+    resolve(config.method)  # an unknown key is an error now
     return config
 
 
 def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str] = ()) -> Project:
-    """A new folder with everything in it, or none: one that exists is refused."""
+    """Create a folder with everything in it, or none at all; an existing folder is an error."""
     from feddumap.flower.local import certificates  # needs a package that comes with Flower
 
     if path.exists() or path.is_symlink():
         raise FeddumapError(f"{path} exists already: give the name of a folder that does not exist yet")
-    config = first_try(nodes, sets)
+    config = example_config(nodes, sets)
     path.parent.mkdir(parents=True, exist_ok=True)
     final = path.parent.resolve() / path.name
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=final.parent))
@@ -117,7 +117,7 @@ def opened(path: Path) -> Project:
 
 
 def connect(home: Path, address: str, certificate: Path) -> None:
-    """Tell the command `flwr` where the SuperLink is, in Flower's own configuration."""
+    """Write Flower's configuration, which tells the command `flwr` where the SuperLink is."""
     home.mkdir(parents=True, exist_ok=True)
     connection = {"address": address, "root-certificates": str(certificate)}
     value = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
@@ -125,8 +125,8 @@ def connect(home: Path, address: str, certificate: Path) -> None:
 
 
 def settings(project: Project) -> dict[str, Any]:
-    """What the server's app is told: where its configuration is, what is set on top of it, and where its run
-    belongs. Flower lets `flwr run --run-config` change what is here and nothing else."""
+    """The run configuration of the server's app: the configuration file, settings on top of it, and the run
+    directory. `flwr run --run-config` may change these keys and no others."""
     return {"config": str(project.path / "config.toml"), "sets": "", "out": str(project.run)}
 
 

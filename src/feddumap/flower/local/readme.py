@@ -9,25 +9,25 @@ This folder was made by `feddumap flower init`. To try it on this machine:
 feddumap flower up {path}
 ```
 
-It starts a server and its devices, trains, shows how far it is and ends them all. Started again, it goes on
+It starts a server and its devices, trains, shows its progress and stops them all. Run again, it resumes
 where it stopped. The run is in `run/`, a log of every process in `logs/`.
 
 | | |
 |---|---|
 | `config.toml` | what is trained, and how: `feddumap train --help` explains the keys |
 | `pyproject.toml`, `federation/` | the Flower app: two modules that call feddumap |
-| `keys/ca.crt` | what devices recognise the server by; its authority's key was not kept |
+| `keys/ca.crt` | the certificate that devices verify the server with; its authority's key was not kept |
 | `keys/server.crt`, `keys/server.key` | the server's certificate and key |
 | `keys/node-0`, `keys/node-0.pub` … | every device's key pair |
-| `keys/superexec.secret` | what the server's two processes recognise each other by |
+| `keys/superexec.secret` | the secret that the server's two processes share |
 
-Keep what is in `keys/` to yourself, `ca.crt` and `*.pub` aside.
+The files in `keys/` are secret, except `ca.crt` and `*.pub`.
 
-## On machines of their own
+## On several machines
 
 `pip install 'feddumap[flower]'` on all of them, in the same versions. This folder stays on the server.
 
-On the server, in this folder, each in a terminal or a service of its own:
+On the server, in this folder, each in its own terminal or service:
 
 ```sh
 export FLWR_HOME=$PWD/.flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -57,7 +57,7 @@ flower-supernode --superlink {address} --root-certificates ca.crt \\
   --auth-supernode-private-key node-0 --node-config 'partition-id=0'
 ```
 
-On the server, to train, and to go on after an interruption:
+On the server, to train, and to resume after an interruption:
 
 ```sh
 flwr run . federation --stream

@@ -15,7 +15,7 @@ from typing import Any
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.federation import SERVER, Federation
 from feddumap.flower.local.project import Project
-from feddumap.runs.directory import read_records
+from feddumap.runs.reader import read_records
 from feddumap.system.children import Supervisor
 
 Say = Callable[[str], None]
