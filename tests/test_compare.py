@@ -154,7 +154,7 @@ def test_targets_come_from_the_runs_unless_given(tmp_path: Path) -> None:
     write_run(tmp_path / "b", [0.1, 0.2], "feddu", run={"target": 0.25, "targets": [0.2]})
     assert compared(tmp_path)[0].targets == (0.2, 0.25, 0.3)
     assert compared(tmp_path, targets=[0.7, 0.1])[0].targets == (0.1, 0.7)
-    with pytest.raises(FeddumapError, match=r"--target 50 is no share of 1: give .* 0\.5 for 50 %"):
+    with pytest.raises(FeddumapError, match=r"--target 50: expected .* 0\.5 for 50 %"):
         compared(tmp_path, targets=[50.0])
 
 
@@ -170,7 +170,7 @@ def test_the_base_is_the_only_fedavg_or_the_first(tmp_path: Path) -> None:
     assert compared(tmp_path)[0].base == "feddu"
     with pytest.raises(
         FeddumapError,
-        match=r"--base 'fedavg' is not .* give one of 'feddu', 'fedavg lr=0.05', 'fedavg lr=0.1'",
+        match=r"--base 'fedavg' is not a series: expected one of 'feddu', 'fedavg lr=0.05', 'fedavg lr=0.1'",
     ):
         compared(tmp_path, base="fedavg")
 
@@ -215,7 +215,7 @@ def test_one_common_seed_gives_no_test(tmp_path: Path) -> None:
     assert (found.seeds, found.mean, found.low, found.high, found.p) == ((2,), None, None, None, None)
     write_run(tmp_path / "a", [0.5], "feddu", 1)
     write_run(tmp_path / "b", [0.4], "fedavg", 2)
-    assert "No test against fedavg: it needs at least two common seeds." in said(tmp_path)
+    assert "No significance test against fedavg: it needs at least two common seeds." in said(tmp_path)
 
 
 def test_identical_differences_give_the_limits() -> None:
@@ -275,8 +275,8 @@ def test_unequal_and_unfinished_runs_are_named_and_counted_as_they_are(tmp_path:
         write_run(tmp_path / f"b{seed}", [0.2] * (13 - seed), "feddu", seed, rounds=12)
     write_run(tmp_path / "short", [0.3] * 3, "feddum", 1)
     text = said(tmp_path)
-    assert "each counts as it is: 12 in most; 11 in feddu (seed 2); 3 in feddum." in text
-    assert "Not finished, and counted as far as they are: feddu seed 2 (11 of 12 rounds)." in text
+    assert "numbers of rounds: 12 in most; 11 in feddu (seed 2); 3 in feddum." in text
+    assert "Not finished, included with the rounds so far: feddu seed 2 (11 of 12 rounds)." in text
     assert "Fewer than ten evaluated rounds" in text
     assert text.count("feddum") == 2, "its rounds and its few evaluations"
     row = compared(tmp_path)[1]["feddu"]
@@ -295,7 +295,7 @@ def test_a_run_that_was_given_more_to_do_is_not_finished(tmp_path: Path) -> None
 def test_a_run_without_an_evaluation_is_left_out_of_the_accuracy(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], seed=1)
     write_run(tmp_path / "b", [None], seed=2)
-    assert "Not evaluated yet, and therefore without an accuracy: fedavg (seed 2)." in said(tmp_path)
+    assert "Not evaluated yet, so without an accuracy: fedavg (seed 2)." in said(tmp_path)
     row = compared(tmp_path, targets=[0.4])[1]["fedavg"]
     assert row.accuracy["final"] == spread([0.5])
     assert (row.times[0].reached, row.times[0].seeds, row.times[0].clock) == (1, 2, None)
@@ -311,7 +311,7 @@ def test_a_constant_difference_is_named(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path / f"a{seed}", [0.25 * seed] * 10, "fedavg", seed)
         write_run(tmp_path / f"b{seed}", [0.25 * seed + 0.25] * 10, "feddu", seed)
-    assert "is the same in every seed, so that there is no noise" in said(tmp_path)
+    assert "is the same for every seed, so its variance is zero" in said(tmp_path)
 
 
 # the command

@@ -358,7 +358,7 @@ class TestRegistered:
 
         models.register("test-hard-coded", HardCoded)
         models.register("test-head", head)
-        with pytest.raises(FeddumapError, match="cannot be cut to conv=7"):
+        with pytest.raises(FeddumapError, match="cannot be reduced to conv=7"):
             models.build(resized(models.architecture("test-hard-coded", 10), {"conv": 7}))
         with pytest.raises(FeddumapError, match="would leave 9 of 10 outputs"):
             models.build(resized(models.architecture("test-head", 10), {"1": 9}))
@@ -366,7 +366,7 @@ class TestRegistered:
     def test_a_name_stands_for_one_network(self, forked: Architecture) -> None:
         models.register(forked.family, Forked)
         for name in ("cnn", forked.family):
-            with pytest.raises(FeddumapError, match="is taken"):
+            with pytest.raises(FeddumapError, match="is already registered"):
                 models.register(name, lambda classes: nn.Linear(3, classes))
 
 

@@ -269,7 +269,7 @@ def test_an_item_is_trained_once_and_set_beside_the_paper(home: Path, paper: Com
     assert shown[4] == "284"
     assert shown[6:] == ["0.7", "0.7"]
     assert "Set for these runs: train.rounds=2, model.name=lenet, data.name=digits" in printed
-    assert "17 rows of the paper's are left out" in printed
+    assert "17 rows of the paper are left out" in printed
     paths = sorted(str(path) for path in (tmp_path / "runs").iterdir())
     assert f"feddumap report {' '.join(paths)}" in errors
     assert f"feddumap compare {' '.join(paths)}" in errors
@@ -324,7 +324,7 @@ def test_the_list(paper: Command) -> None:
     ("arguments", "message"),
     [
         (["table-d"], "unknown item 'table-d': did you mean 'table-c'?"),
-        (["list", "--rounds", "3"], "--rounds is for the runs of one item"),
+        (["list", "--rounds", "3"], "--rounds applies to one item"),
         (["table-c", "--seeds", "0"], "--seeds '0': expected a number of seeds"),
         (["table-c", "--seeds", "1,x"], "--seeds '1,x': expected a number of seeds"),
         (["table-c", "--set", "method.mu=0.1", "--set", "data.name=digits"], "unknown key method.mu"),
@@ -338,7 +338,7 @@ def test_mistakes(home: Path, paper: Command, arguments: list[str], message: str
 
 def test_a_bad_item(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text('[item]\nnumber = "Table 2"\n')
-    with pytest.raises(FeddumapError, match=r"bad.toml is not an item: label: Field required"):
+    with pytest.raises(FeddumapError, match=r"bad.toml is not a valid item: label: Field required"):
         load(tmp_path / "bad.toml")
     with pytest.raises(ValueError, match="says"):
         Reference.model_validate({"method.name": "fedavg", "says": "a lot"})

@@ -73,7 +73,7 @@ def test_every_run_and_section_is_there(text: str, runs: Path) -> None:
         assert f"feddumap train {runs / name / 'config.toml'} --out NEW" in text
     assert "2 series · 3 runs · 2 seeds · lenet · digits" in text
     assert "<code>feddumap train --set model.name=lenet &lt;&amp;&gt;</code>" in text
-    assert text.count("Made by</dt>") == 1  # the others have no command.txt
+    assert text.count("Command</dt>") == 1  # the others have no command.txt
     assert "prune_round = 2" in text
     assert "still going" not in text
 
@@ -117,7 +117,7 @@ def test_a_mean_is_over_finished_seeds_else_over_what_all_have(runs: Path, tmp_p
     assert line.accuracy.mean["raw"] == line.accuracy.seeds[0].columns["raw"]  # the third is not in it
     assert [len(track.columns["round"]) for track in line.accuracy.seeds] == [4, 4, 2]
     text = page_of(find_runs([tmp_path]))
-    assert "seeds that are still going are thin lines" in text
+    assert "unfinished seeds are thin lines" in text
     assert [track["going"] for track in data_in(text)["lines"][0]["accuracy"]["seeds"]] == [
         False,
         False,
@@ -144,7 +144,7 @@ def test_long_lines_are_thinned_and_smoothed_before(runs: Path, tmp_path: Path) 
     middle = line.accuracy.mean["smooth"][500]
     assert middle is not None
     assert abs(middle - 0.25) < 0.05
-    assert "Of longer runs 1,000 rounds are shown, evenly." in page_of(found)
+    assert "Longer runs are thinned to 1,000 evenly spaced rounds." in page_of(found)
 
 
 def test_figures_are_valid_and_the_same_again(made: Path, runs: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_run_that_is_still_going(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").unlink()
     write_records(tmp_path / "run", read_records(tmp_path / "run")[:2], half='{"round": 2, "accu')
     text = page_of(find_runs([tmp_path]))
-    assert text.count(f"still going, 2 of {ROUNDS} rounds") == 2  # at the top, and with the run
+    assert text.count(f"in training, 2 of {ROUNDS} rounds") == 2  # at the top, and with the run
     assert data_in(text)["lines"][0]["accuracy"]["mean"]["round"] == [1, 2]
 
 
@@ -271,8 +271,8 @@ def test_a_run_without_an_evaluation(runs: Path, tmp_path: Path) -> None:
 def test_data_that_is_not_in_the_cache(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDUMAP_HOME", str(tmp_path))
     text = page_of(find_runs([runs]))
-    assert "No label mix here: the data set digits is not in the cache" in text
-    assert "run `feddumap data get digits` and make the report again." in text
+    assert "Label distribution unavailable: the data set digits is not in the cache" in text
+    assert "run `feddumap data get digits` and rerun the report." in text
     assert data_in(text)["labels"] == []
     assert list(tmp_path.iterdir()) == []  # a report fetches nothing
 
@@ -285,7 +285,7 @@ def test_a_hundred_of_many_devices(home: Path, tmp_path: Path) -> None:
     assert (len(mix.devices), mix.devices[0], mix.devices[-1], mix.total) == (100, 0, 149, 150)
     assert mix.shares.sum(axis=1) == pytest.approx(1)
     text = page_of(found)
-    assert "100 of 150 devices, chosen evenly." in text
+    assert "100 of 150 devices, evenly spaced." in text
     (heat, degrees) = data_in(text)["labels"][0]["data"]
     assert len(heat["x"]) == len(degrees["y"]) == 102  # the server, and a gap
     assert heat["hovertemplate"].startswith("%{text}")
@@ -293,7 +293,7 @@ def test_a_hundred_of_many_devices(home: Path, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(FeddumapError, match="is a file: give the name of a folder"):
+    with pytest.raises(FeddumapError, match="is a file: expected a folder"):
         document.write(tmp_path / "file", content("title", find_runs([runs])), lambda *_: None)
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(FeddumapError, match=r"plotly.* is not installed: pip install 'feddumap\[report\]'"):

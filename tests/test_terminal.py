@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from feddumap import progress
 from feddumap import run as api
 from feddumap.system import console
 from feddumap.system.console import Pace
@@ -29,7 +30,7 @@ def test_pace_estimates_from_what_was_done(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_terminal_gets_a_live_line(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(console, "out", Console(file=screen, force_terminal=True, width=120))
-    console.follow(api.start(small(method={"name": "feddu"})), "mine")
+    progress.follow(api.start(small(method={"name": "feddu"})), "mine")
     shown = screen.getvalue()
     assert "mine round 3/3" in shown
     assert "accuracy" in shown
@@ -50,7 +51,7 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         "bytes_up": 10_000_000,
     }
     two = {**one, "method": "feddumap", "clock": 80.0, "macs": 3000, "targets": {"0.4": None, "0.6": None}}
-    console.side_by_side([one, two])
+    progress.side_by_side([one, two])
     rows = {
         line.split("│")[1].strip(): line.split("│")[2:-1]
         for line in screen.getvalue().splitlines()

@@ -9,8 +9,8 @@ from feddumap.bench.workload import CLASSES, Workload, measure, random_data
 from feddumap.models import architecture
 from feddumap.models.cost import macs
 from feddumap.system.callbacks import Progress, ignore
-from feddumap.training.kernels.library import described
 from feddumap.training.backends import choose_kernels
+from feddumap.training.kernels.library import described
 
 PASSES = 3  # forward, backward for activations, backward for weights
 
