@@ -12,8 +12,8 @@ import torch
 from feddumap.core.messages import Question
 from feddumap.models import architecture, initialise
 from feddumap.pruning.rates import node_rate
-from feddumap.system.determinism import exact_math
-from feddumap.training.model import make
+from feddumap.system.determinism import deterministic
+from feddumap.training.backends import make_model
 from feddumap.training.samples import Samples
 
 
@@ -25,14 +25,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100)
     options = parser.parse_args()
     shape = architecture(options.model, 10)
-    model = make(shape, initialise(shape, 0), options.kernels)
+    model = make_model(shape, initialise(shape, 0), options.kernels)
     generator = torch.Generator().manual_seed(0)
     samples = Samples(
         torch.randint(0, 256, (options.samples, 32, 32, 3), dtype=torch.uint8, generator=generator),
         torch.randint(0, 10, (options.samples,), generator=generator),
     )
     question = Question("rate", {"mode": options.mode, "max_rate": None})
-    with exact_math():
+    with deterministic():
         began = time.perf_counter()
         rate = node_rate(model, shape, samples, question, 777, ("device", 30, 0))
         seconds = time.perf_counter() - began

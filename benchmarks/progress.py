@@ -6,7 +6,7 @@ python benchmarks/progress.py runs/fedavg runs/feddu …
 import sys
 from pathlib import Path
 
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 
 MARKS = (20, 40, 60, 80, 100)
 

@@ -17,9 +17,9 @@ from feddumap.models import architecture, initialise
 from feddumap.models.cost import macs
 from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.removal import plan
-from feddumap.system.determinism import exact_math
+from feddumap.system.determinism import deterministic
+from feddumap.training.backends import make_model
 from feddumap.training.loop import fit
-from feddumap.training.model import make
 from feddumap.training.optimizers import sgd
 from feddumap.training.samples import Samples, batches
 
@@ -46,10 +46,10 @@ def main() -> None:
         torch.randint(0, 10, (400,), generator=generator),
     )
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    with exact_math():
+    with deterministic():
         for turn in range(options.repeat + 1):
             for name, (shape, start) in kinds.items():
-                model = make(shape, start, options.kernels)
+                model = make_model(shape, start, options.kernels)
                 began = time.perf_counter()
                 fit(model, batches(samples, 5, 10, np.random.default_rng(0), augment=True), sgd(), 0.01)
                 if turn:  # the first turn warms up

@@ -22,7 +22,7 @@ from torch import nn
 from feddumap.training.kernels import library
 from feddumap.training.kernels.chain import AUTOMATIC, DIRECT, DOTS, WINOGRAD, Chain, Images
 from feddumap.training.kernels.library import Library
-from feddumap.training.kernels.spec import Spec, spec_of
+from feddumap.training.kernels.spec import ChainSpec, spec_of
 
 WAYS = {"automatic": AUTOMATIC, "direct": DIRECT, "winograd": WINOGRAD, "dots": DOTS}
 EXACT = 2.0**21  # whole numbers below keep all their bits while they are summed
@@ -135,7 +135,7 @@ class Problem:
     unit: float = 1.0  # the outputs are multiples of it
 
     @cached_property
-    def spec(self) -> Spec:
+    def spec(self) -> ChainSpec:
         found = spec_of(self.case.network())
         assert found is not None
         return found

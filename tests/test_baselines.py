@@ -28,8 +28,8 @@ from feddumap.models.cost import macs, parameter_names
 from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.system.determinism import deterministic
+from feddumap.training.backends import Kernels, make_model
 from feddumap.training.loop import fit
-from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import adam as adam_rule
 from feddumap.training.optimizers import proximal, sgd
 from feddumap.training.samples import Samples, batches
@@ -48,7 +48,7 @@ def test_fedprox_pulls_to_the_model_received(kernels: Kernels) -> None:
     """SGD in float64 on the loss with the proximal term written into it."""
     shape = architecture("lenet", 10)
     weights, mu, lr = initialise(shape, 3), 0.5, 0.05
-    trained, plain, again = (make(shape, weights, kernels) for _ in range(3))
+    trained, plain, again = (make_model(shape, weights, kernels) for _ in range(3))
     with deterministic():
         for model, rule in ((trained, proximal(mu)), (plain, proximal(0.0))):
             fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), rule, lr)
@@ -407,7 +407,7 @@ def test_hrank_removes_the_same_share_everywhere(home: object, rate: float) -> N
     data = run.dataset
     own = Samples.take(data.train_images, data.train_labels, run.split.server)
     with deterministic():
-        model = make(full, run.state.weights, run.config.train.kernels)
+        model = make_model(full, run.state.weights, run.config.train.kernels)
         ranks = feature_ranks(model, prunable(full).layers, own, lambda *_: None)
     next(rounds)
     layers = run.records[1]["pruning"]["layers"]

@@ -14,10 +14,10 @@ from feddumap.core.rng import stream
 from feddumap.core.tensors import all_finite, digest
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
+from feddumap.training.backends import Kernels, make_model
 from feddumap.training.loop import fit, full_gradient
-from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import momentum, sgd
-from feddumap.training.samples import RAREST, Samples, batches, label_shift, to_input
+from feddumap.training.samples import MIN_FREQUENCY, Samples, batches, label_shift, to_input
 from tests.conftest import both_kernels, small
 from tests.test_methods import config_of, every
 
@@ -36,7 +36,7 @@ def two_classes(count: int = 40) -> Samples:
 def test_the_shift_is_the_log_of_the_frequencies() -> None:
     shift = label_shift(two_classes().labels, 10, 0.5)
     assert shift is not None
-    expected = np.full(10, math.log(RAREST))
+    expected = np.full(10, math.log(MIN_FREQUENCY))
     expected[2], expected[7] = math.log(0.75), math.log(0.25)
     np.testing.assert_allclose(shift.numpy(), 0.5 * expected, rtol=1e-6)
     assert label_shift(two_classes().labels, 10, 0.0) is None
@@ -47,7 +47,7 @@ def test_the_shift_is_the_log_of_the_frequencies() -> None:
 def test_training_equals_sgd_on_shifted_outputs_in_float64(kernels: Kernels, tau: float) -> None:
     data, weights, lr = two_classes(), initialise(LENET, 3), 0.05
     shift = label_shift(data.labels, 10, tau)
-    trained = make(LENET, weights, kernels)
+    trained = make_model(LENET, weights, kernels)
     fit(trained, batches(data, 2, 8, stream(1, "b"), augment=True, shift=shift), sgd(), lr)
     oracle = network(LENET, weights).double()
     optimiser = torch.optim.SGD(oracle.parameters(), lr=lr)
@@ -67,7 +67,7 @@ def test_it_is_a_shift_of_the_output_bias_while_training(kernels: Kernels) -> No
     shift = label_shift(data.labels, 10, 1.0)
     assert shift is not None
     biased = {**weights, "fc3.bias": weights["fc3.bias"] + shift}
-    ours, theirs = make(LENET, weights, kernels), make(LENET, biased, kernels)
+    ours, theirs = make_model(LENET, weights, kernels), make_model(LENET, biased, kernels)
     fit(ours, batches(data, 2, 8, stream(1, "b"), augment=True, shift=shift), momentum(0.9), 0.05)
     fit(theirs, batches(data, 2, 8, stream(1, "b"), augment=True), momentum(0.9), 0.05)
     undone = theirs.weights()
@@ -81,7 +81,7 @@ def test_the_full_gradient_is_of_the_same_loss(kernels: Kernels) -> None:
     data, weights = two_classes(), initialise(LENET, 3)
     shift = label_shift(data.labels, 10, 1.0)
     assert shift is not None
-    found = full_gradient(make(LENET, weights, kernels), data, shift)
+    found = full_gradient(make_model(LENET, weights, kernels), data, shift)
     oracle = network(LENET, weights).double()
     loss = F.cross_entropy(oracle(to_input(data.images).double()) + shift.double(), data.labels)
     grads = torch.autograd.grad(loss, list(oracle.parameters()))
@@ -95,7 +95,7 @@ def test_classes_that_are_absent_keep_their_outputs(kernels: Kernels) -> None:
     data, weights = two_classes(), initialise(LENET, 3)
     absent = [c for c in range(10) if c not in (2, 7)]
     gradients = {
-        tau: full_gradient(make(LENET, weights, kernels), data, label_shift(data.labels, 10, tau))
+        tau: full_gradient(make_model(LENET, weights, kernels), data, label_shift(data.labels, 10, tau))
         for tau in (0.0, 1.0)
     }
     plain, calibrated = (gradients[tau]["fc3.bias"][absent].abs().max() for tau in (0.0, 1.0))
@@ -107,7 +107,7 @@ def test_equal_frequencies_change_nothing_but_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (40, 32, 32, 3), dtype=torch.uint8, generator=generator)
     data, weights = Samples(images, torch.arange(40) % 10), initialise(LENET, 3)
-    plain, calibrated = (make(LENET, weights, "c") for _ in range(2))
+    plain, calibrated = (make_model(LENET, weights, "c") for _ in range(2))
     fit(plain, batches(data, 1, 8, stream(1, "b"), augment=True), sgd(), 0.05)
     shift = label_shift(data.labels, 10, 1.0)
     fit(calibrated, batches(data, 1, 8, stream(1, "b"), augment=True, shift=shift), sgd(), 0.05)

@@ -20,11 +20,12 @@ from feddumap.models import architecture, initialise, network
 from feddumap.models.initialization import channels_last
 from feddumap.pruning import rates
 from feddumap.pruning.curvature import gap, lanczos
-from feddumap.pruning.curvature.density import mass_above, settled_rate
+from feddumap.pruning.curvature.density import mass_above, stable_rate
 from feddumap.pruning.curvature.gap import Gap, first_gap, fisher_spectrum, lipschitz_constant
 from feddumap.pruning.curvature.lanczos import Spectrum, flat, hessian
 from feddumap.pruning.rates import node_rate
-from feddumap.training.model import Model, make
+from feddumap.training.backends import make_model
+from feddumap.training.model import Model
 from feddumap.training.samples import Samples, to_input
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -233,7 +234,7 @@ def random_spectrum(seed: int, size: int, scale: float) -> Spectrum:
 def test_the_density_rule_equals_the_slow_one(seed: int, size: int, scale: float) -> None:
     spectrum = random_spectrum(seed, size, scale)
     expected = slow_rate(spectrum.values.tolist(), spectrum.weights.tolist())
-    assert settled_rate(mass_above(spectrum)) == pytest.approx(expected, abs=1e-9)
+    assert stable_rate(mass_above(spectrum)) == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=50, deadline=None)
@@ -256,9 +257,9 @@ def test_steps_that_are_too_long_are_halved() -> None:
         return 0.8 if t < 0.03 else 0.2
 
     # 0.1 → 0.2 < 0.4 and 0.05 likewise; 0.025 and 0.0125 are calm once and twice; 0.00625 three times
-    assert settled_rate(above) == 0.8
+    assert stable_rate(above) == 0.8
     assert asked == [0, 0.1, 0.05, 0.025, 0.05, 0.0125, 0.025, 0.0375, 0.00625, 0.0125, 0.01875]
-    assert settled_rate(lambda t: float(t <= 0)) == 0.0  # never calm, but it ends
+    assert stable_rate(lambda t: float(t <= 0)) == 0.0  # never calm, but it ends
 
 
 # --- the gap rule ---------------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     rng = np.random.default_rng(3)
     images = torch.from_numpy(rng.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
     data = Samples(images, torch.from_numpy(rng.integers(0, 10, 20)))
-    return make(lenet, initialise(lenet, 5), request.param), data
+    return make_model(lenet, initialise(lenet, 5), request.param), data
 
 
 def question(mode: str, max_rate: float | None = None) -> Question:

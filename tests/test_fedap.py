@@ -23,7 +23,7 @@ from feddumap.models.cost import parameter_names
 from feddumap.pruning import ranks, rates
 from feddumap.pruning.global_rate import check_rate
 from feddumap.pruning.rates import NodeRate, node_weights
-from feddumap.runs.directory import read_checkpoint, read_records
+from feddumap.runs.reader import read_checkpoint, read_records
 from tests.conftest import small
 
 ROUNDS, PRUNED = 4, 2

@@ -26,8 +26,8 @@ from feddumap.methods.feddu import dynamic, server_update
 from feddumap.methods.feddum import server_momentum
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import parameter_names
+from feddumap.training.backends import Kernels, make_model
 from feddumap.training.loop import fit
-from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import momentum, sgd
 from feddumap.training.samples import Samples, batches, to_input
 from tests.conftest import both_kernels
@@ -173,7 +173,7 @@ def device_case() -> tuple[api.Run, Samples, float]:
 @pytest.mark.parametrize("beta", [0.5, 0.9])
 def test_a_device_averages_its_gradients_from_zero(home: object, beta: float, kernels: Kernels) -> None:
     run, data, lr = device_case()
-    model = make(run.state.architecture, run.state.weights, kernels)
+    model = make_model(run.state.architecture, run.state.weights, kernels)
     assert fit(model, batches(data, 2, 32, stream(1, "b"), augment=True), momentum(beta), lr) == 4
     assert_near(model.weights(), descend(run, run.state.weights, data, stream(1, "b"), lr, beta).weights)
 
@@ -183,7 +183,7 @@ def test_the_first_step_is_not_that_of_torch(home: object, kernels: Kernels) -> 
     """(1 − β') η g here; torch.optim.SGD with the same dampening takes η g."""
     run, data, lr = device_case()
     (first,) = list(batches(data, 1, 50, stream(1, "b"), augment=False))
-    ours, plain = (make(run.state.architecture, run.state.weights, kernels) for _ in range(2))
+    ours, plain = (make_model(run.state.architecture, run.state.weights, kernels) for _ in range(2))
     theirs = network(run.state.architecture, run.state.weights)
     fit(ours, [first], momentum(0.9), lr)
     fit(plain, [first], sgd(), lr)
@@ -202,7 +202,7 @@ def test_the_first_step_is_not_that_of_torch(home: object, kernels: Kernels) -> 
 @both_kernels
 def test_without_momentum_a_device_does_plain_sgd_bit_for_bit(home: object, kernels: Kernels) -> None:
     run, data, lr = device_case()
-    models = [make(run.state.architecture, run.state.weights, kernels) for _ in range(2)]
+    models = [make_model(run.state.architecture, run.state.weights, kernels) for _ in range(2)]
     for model, rule in zip(models, (momentum(0.0), sgd()), strict=True):
         fit(model, batches(data, 2, 8, stream(1, "b"), augment=True), rule, lr)
     assert digest(models[0].weights()) == digest(models[1].weights())

@@ -26,8 +26,9 @@ from feddumap.methods import fedkt
 from feddumap.methods.fedkt import Training, add_votes, passes, plurality
 from feddumap.models import architecture, initialise, network
 from feddumap.system.determinism import deterministic
+from feddumap.training.backends import Kernels
 from feddumap.training.loop import fit
-from feddumap.training.model import Kernels, Model
+from feddumap.training.model import Model
 from feddumap.training.optimizers import adam
 from feddumap.training.samples import Samples, batches
 from tests.conftest import both_kernels, small

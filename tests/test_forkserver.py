@@ -119,26 +119,26 @@ def test_workers_look_for_modules_where_this_process_does(
 
 
 def test_a_lent_region_comes_back_with_its_last_view() -> None:
-    regions = RegionPool(2, stay=1)
-    region = regions.take()
+    regions = RegionPool(2, reserve=1)
+    region = regions.acquire()
     layout = region.write({"weights": {"a": torch.arange(3.0), "b": torch.ones(2, 2)}})
     lent = regions.lend(region, layout)
     kept = lent["weights"]["b"].view(-1)[1:]  # a view of a view
     del lent
     gc.collect()
-    assert regions.take() is not region  # the other one: this one is still lent
+    assert regions.acquire() is not region  # the other one: this one is still lent
     assert kept.tolist() == [1, 1, 1]
     del kept
     gc.collect()
-    assert regions.take() is region
+    assert regions.acquire() is region
     regions.close()
 
 
 def test_when_too_much_is_lent_the_rest_is_copied() -> None:
-    regions = RegionPool(2, stay=1)
+    regions = RegionPool(2, reserve=1)
     held = []
     for number in range(4):  # more than there are regions, all kept
-        region = regions.take()
+        region = regions.acquire()
         layout = region.write({"weights": {"a": torch.full((3,), float(number))}})
         held.append(regions.lend(region, layout)["weights"]["a"])
     assert [tensor.tolist() for tensor in held] == [[number] * 3 for number in range(4)]

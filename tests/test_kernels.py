@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from feddumap.models import architecture, initialise
 from feddumap.models import network as build
 from feddumap.training import augment
+from feddumap.training.backends import make_model
+from feddumap.training.chain_model import EVALUATION_BATCH, ChainModel
 from feddumap.training.kernels import library
 from feddumap.training.kernels.chain import AUTOMATIC, DIRECT, DOTS, WINOGRAD, Chain, Images
-from feddumap.training.kernels.spec import Layer, Spec, spec_of
-from feddumap.training.model import EVALUATED, ChainModel, make
+from feddumap.training.kernels.spec import ChainSpec, LayerSpec, spec_of
 from feddumap.training.samples import Samples, batches, to_input
 from tests.kernel_chains import (
     EXACT,
@@ -262,7 +263,7 @@ def test_crops_and_mirrors(channels: int) -> None:
 
 def test_every_byte_is_a_float_as_in_torch() -> None:
     images = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1)
-    chain = Chain(Spec((Layer("0", 1, 1, (1, 1)),)), 1, (16, 16))
+    chain = Chain(ChainSpec((LayerSpec("0", 1, 1, (1, 1)),)), 1, (16, 16))
     found = chain.forward(Images(images), torch.tensor([1.0, 0.0]))
     assert torch.equal(found.view(16, 16), to_input(images)[0, 0])
 
@@ -305,7 +306,7 @@ def test_pools_and_relus_keep_what_is_not_a_number() -> None:
         assert expected.isnan().any()
         assert expected.isfinite().any()
         for calls in libraries().values():
-            spec = Spec((Layer("0", 3, 9, (1, 1), pool=pool, relu=relu),))
+            spec = ChainSpec((LayerSpec("0", 3, 9, (1, 1), pool=pool, relu=relu),))
             found = Chain(spec, 4, (12, 12), DIRECT, calls).forward(Images(images), flat)
             torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
 
@@ -352,7 +353,7 @@ def test_a_model_is_torchs() -> None:
     """LeNet on shuffled, cropped batches with a remainder, and sums over more images than a batch has."""
     lenet = architecture("lenet", 10)
     weights = initialise(lenet, 5)
-    model, network = make(lenet, weights, "c"), build(lenet, weights).double()
+    model, network = make_model(lenet, weights, "c"), build(lenet, weights).double()
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (23, 32, 32, 3), dtype=np.uint8))
     samples = Samples(images, torch.from_numpy(rng.integers(0, 10, 23)))
@@ -403,7 +404,9 @@ def test_hessian_products(case: Case, seed: int) -> None:
         assert abs(float(apart)) <= 1e-4 * float(u.norm() * for_v.norm()), name
 
 
-@pytest.mark.parametrize("count", [1, EVALUATED - 3, EVALUATED, EVALUATED + 1, 2 * EVALUATED + 5])
+@pytest.mark.parametrize(
+    "count", [1, EVALUATION_BATCH - 3, EVALUATION_BATCH, EVALUATION_BATCH + 1, 2 * EVALUATION_BATCH + 5]
+)
 def test_hessian_products_of_more_images_than_a_batch(count: int) -> None:
     problem = whole(Case(TABLE[2].convolutions, (7, 10), 3, (6, 10), count, count))
     v = torch.randn(problem.flat.shape, generator=torch.Generator().manual_seed(count))

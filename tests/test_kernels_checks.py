@@ -15,7 +15,7 @@ from torch import nn
 
 from feddumap.training.kernels import library
 from feddumap.training.kernels.chain import Chain, Images
-from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, Layer, Spec, spec_of
+from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, ChainSpec, LayerSpec, spec_of
 
 # --- networks -------------------------------------------------------------------------------------------
 
@@ -122,11 +122,11 @@ def test_chains() -> None:
     found = spec_of(
         chain(nn.ReLU(), pooled, odd, nn.MaxPool2d(2), nn.ReLU(inplace=True), linear=(nn.ReLU(),))
     )
-    assert found == Spec(
+    assert found == ChainSpec(
         (
-            Layer("0", 3, 4, (3, 3), (0, 0), pool=True, relu=True),
-            Layer("3", 4, 7, (1, 4), (0, 2), pool=True, relu=True),
-            Layer("7", 64, 10, relu=True),
+            LayerSpec("0", 3, 4, (3, 3), (0, 0), pool=True, relu=True),
+            LayerSpec("3", 4, 7, (1, 4), (0, 2), pool=True, relu=True),
+            LayerSpec("7", 64, 10, relu=True),
         )
     )
     network = chain(linear=(nn.Linear(10, 5), nn.Linear(5, 2)))
@@ -156,7 +156,7 @@ def test_sizes() -> None:
 
 # --- arguments ------------------------------------------------------------------------------------------
 
-SPEC = Spec((Layer("0", 3, 4, (3, 3), pool=True, relu=True), Layer("1", 36, 5)))
+SPEC = ChainSpec((LayerSpec("0", 3, 4, (3, 3), pool=True, relu=True), LayerSpec("1", 36, 5)))
 SIZE = (8, 8)
 SOURCE = torch.zeros(6, *SIZE, 3, dtype=torch.uint8)
 LABELS = torch.zeros(6, dtype=torch.int64)
@@ -178,7 +178,7 @@ def gradients(
     span: tuple[int, int] = (0, 4),
     parameters: torch.Tensor | None = None,
     grads: torch.Tensor | None = None,
-    spec: Spec = SPEC,
+    spec: ChainSpec = SPEC,
 ) -> float:
     flat = torch.zeros(NUMBERS) if parameters is None else parameters
     into = torch.zeros(NUMBERS) if grads is None else grads
@@ -191,7 +191,7 @@ def forward(
     return Chain(SPEC, 4, SIZE).forward(given or images(), torch.zeros(numbers), span)
 
 
-def backward(output_grads: torch.Tensor, spec: Spec = SPEC, numbers: int = NUMBERS) -> None:
+def backward(output_grads: torch.Tensor, spec: ChainSpec = SPEC, numbers: int = NUMBERS) -> None:
     made = Chain(spec, 4, SIZE)
     made.backward(output_grads, torch.zeros(numbers), torch.zeros(numbers))
 
@@ -209,9 +209,9 @@ def every_other(count: int) -> torch.Tensor:
     return torch.zeros(2 * count)[::2]
 
 
-def layers(*given: Layer) -> Chain:
+def layers(*given: LayerSpec) -> Chain:
     """With a linear layer that fits to one number."""
-    return Chain(Spec((*given, Layer("last", given[-1].outputs, 2))), 1, (given[0].kernel or (1, 1)))
+    return Chain(ChainSpec((*given, LayerSpec("last", given[-1].outputs, 2))), 1, (given[0].kernel or (1, 1)))
 
 
 WRONG: dict[str, Callable[[], object]] = {
@@ -295,10 +295,10 @@ WRONG: dict[str, Callable[[], object]] = {
     "images that do not fit": lambda: Chain(SPEC, 4, (9, 10)),
     "images that vanish": lambda: Chain(SPEC, 4, (3, 8)),
     "a batch of more than 32 bits": lambda: Chain(SPEC, 2**24, SIZE),
-    "too many layers": lambda: layers(*(Layer(str(i), 1, 1, (1, 1)) for i in range(MOST_LAYERS))),
-    "a kernel too large": lambda: layers(Layer("0", 1, 1, (LARGEST_KERNEL + 1, 1))),
-    "an empty layer": lambda: layers(Layer("0", 3, 0, (1, 1)), Layer("1", 0, 1, (1, 1))),
-    "no convolution": lambda: Chain(Spec((Layer("0", 3, 2),)), 1, (1, 1)),
+    "too many layers": lambda: layers(*(LayerSpec(str(i), 1, 1, (1, 1)) for i in range(MOST_LAYERS))),
+    "a kernel too large": lambda: layers(LayerSpec("0", 1, 1, (LARGEST_KERNEL + 1, 1))),
+    "an empty layer": lambda: layers(LayerSpec("0", 3, 0, (1, 1)), LayerSpec("1", 0, 1, (1, 1))),
+    "no convolution": lambda: Chain(ChainSpec((LayerSpec("0", 3, 2),)), 1, (1, 1)),
 }
 
 needs_kernels = pytest.mark.skipif(

@@ -26,11 +26,11 @@ from feddumap.engine.local import LocalCohort
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, build, initialise
 from feddumap.pruning import rates
-from feddumap.pruning.masks import largest, maskable, put_on
-from feddumap.runs.directory import read_checkpoint
-from feddumap.system.determinism import exact_math
+from feddumap.pruning.masks import apply_mask, magnitude_mask, maskable
+from feddumap.runs.reader import read_checkpoint
+from feddumap.system.determinism import deterministic
+from feddumap.training.backends import Kernels, make_model
 from feddumap.training.loop import fit
-from feddumap.training.model import Kernels, make
 from feddumap.training.optimizers import UpdateRule, masked, momentum, sgd
 from feddumap.training.samples import batches
 from tests.conftest import both_kernels, small
@@ -75,7 +75,7 @@ def test_the_smallest_weights_of_all_are_left_out(
         for i, size in enumerate(sizes)
     }
     names, rate = list(reversed(weights)), Fraction(sixtyfourths, 64)
-    got = largest(weights, names, float(rate))
+    got = magnitude_mask(weights, names, float(rate))
     total = sum(tensor.numel() for tensor in weights.values())
     assert sum(int((~kept).sum()) for kept in got.values()) == floor(total * rate)
     expected = smallest(weights, names, rate)
@@ -88,7 +88,7 @@ def test_the_smallest_weights_of_all_are_left_out(
 def test_a_channels_last_tensor_is_counted_in_its_own_order() -> None:
     plain = torch.arange(2 * 3 * 2 * 2).reshape(2, 3, 2, 2) % 5
     odd = plain.float().to(memory_format=torch.channels_last)
-    (got,) = largest({"w": odd}, ["w"], 0.5).values()
+    (got,) = magnitude_mask({"w": odd}, ["w"], 0.5).values()
     assert torch.equal(got, smallest({"w": plain}, ["w"], Fraction(1, 2))["w"])
 
 
@@ -113,7 +113,7 @@ def test_the_wire_of_a_masked_network_with_batch_norm() -> None:
     shape = architecture("tests.own_model:make", 10)
     names = maskable(shape, biases=True)
     start = ServerState(0, shape, initialise(shape, 1))
-    state = put_on(start, largest(start.weights, names, 0.75))
+    state = apply_mask(start, magnitude_mask(start.weights, names, 0.75))
     left, rest = 1614 - 1210, 4 * 4 * 8 + 8  # ⌊0.75 · 1614⌋ = 1210
     bitmap = 75 + 1 + 108 + 2 + 15 + 2
     message = Broadcast(0, shape, state.weights, 0.1, mask=state.mask)
@@ -200,9 +200,9 @@ def test_a_mask_that_keeps_all_changes_no_bit(rule: UpdateRule, kernels: Kernels
     everything = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in weights.items()}
     some = {**everything, "fc1.weight": torch.rand(120, 400) < 0.5}
     bits = []
-    with exact_math():
+    with deterministic():
         for used in (rule, masked(rule, everything), masked(rule, {}), masked(rule, some)):
-            model = make(shape, weights, kernels)
+            model = make_model(shape, weights, kernels)
             fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), used, 0.05)
             bits.append(digest(model.weights()))
     assert bits[0] == bits[1] == bits[2] != bits[3]

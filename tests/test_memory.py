@@ -31,7 +31,7 @@ from feddumap.engine.rounds import broadcast_of
 from feddumap.errors import FeddumapError
 from feddumap.methods import compose
 from feddumap.models import network
-from feddumap.runs.directory import read_checkpoint
+from feddumap.runs.reader import read_checkpoint
 from feddumap.system import atomic_files
 from feddumap.system.determinism import deterministic
 from tests.conftest import small
@@ -288,7 +288,7 @@ def test_a_missing_memory_damages_the_checkpoint(
     lose(killed, oldest)
     run = api.resume(killed, workers=1, say=said.append)
     assert run.state.round == start
-    told = "going on from round 3" if start else "starting again from round 0"
+    told = f"resuming from round {3 if start else 0}"
     assert "checkpoint-000004.json cannot be used: cannot read " in said[-1]
     assert said[-1].endswith(told)
     run.run().close()

@@ -116,13 +116,13 @@ def test_a_killed_worker_is_replaced_and_its_device_retrained(run: api.Run, pool
 def test_a_job_that_kills_every_worker_ends_the_run_with_a_sentence(
     run: api.Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = pool_module.Process.call
+    original = pool_module.WorkerProcess.call
 
-    def call(self: pool_module.Process, *job: Any) -> dict[str, object]:
+    def call(self: pool_module.WorkerProcess, *job: Any) -> dict[str, object]:
         self.kill()
         return original(self, *job)
 
-    monkeypatch.setattr(pool_module.Process, "call", call)
+    monkeypatch.setattr(pool_module.WorkerProcess, "call", call)
     with pytest.raises(FeddumapError, match=r"train job died 3 times \(last: signal 9\).* lower run.workers"):
         list(pool.train(broadcast_of(run.state, run.config), [0]))
 

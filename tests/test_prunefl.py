@@ -33,8 +33,8 @@ from feddumap.models import architecture, initialise, network
 from feddumap.pruning.adjustment import Costs, adjust, adjustable_share, change_mask, weight_costs
 from feddumap.pruning.masks import mask_tensors
 from feddumap.system.determinism import deterministic
+from feddumap.training.backends import Kernels, make_model
 from feddumap.training.evaluation import Score
-from feddumap.training.model import Kernels, make
 from feddumap.training.samples import batches
 from tests.conftest import both_kernels, small
 from tests.test_baselines import averaged, samples, taken, walk
@@ -272,7 +272,7 @@ def test_an_adjustment_without_reports_is_said(home: object) -> None:
 
 def lenet_search(kernels: Kernels = "c") -> Search:
     shape = architecture("lenet", 10)
-    model = make(shape, initialise(shape, 1), kernels)
+    model = make_model(shape, initialise(shape, 1), kernels)
     return Search(model, samples(40), Costs(1.0, {"fc3.weight": 1.0}), 10)
 
 

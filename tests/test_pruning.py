@@ -19,10 +19,11 @@ from feddumap.models.cost import parameter_names
 from feddumap.pruning import ranks
 from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import feature_ranks
-from feddumap.pruning.rates import dropped, layer_rates, node_weights, threshold
-from feddumap.pruning.removal import Cut, plan
-from feddumap.training.model import Kernels, TorchModel, make
+from feddumap.pruning.rates import layer_rates, lowest_ranked, node_weights, threshold
+from feddumap.pruning.removal import PruningPlan, plan
+from feddumap.training.backends import Kernels, make_model
 from feddumap.training.samples import Samples, to_input
+from feddumap.training.torch_model import TorchModel
 from tests.conftest import both_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -182,7 +183,7 @@ def images(count: int = 3) -> torch.Tensor:
 # --- removal --------------------------------------------------------------------------------------------
 
 
-def cut_of(case: Case) -> tuple[dict[str, list[int]], Cut]:
+def cut_of(case: Case) -> tuple[dict[str, list[int]], PruningPlan]:
     drop = some_drop(case.architecture, case.readers)
     return drop, plan(case.architecture, drop)
 
@@ -366,14 +367,14 @@ def test_threshold_and_layer_rates(seed: int, one: float, other: float) -> None:
 
 
 def test_the_filters_of_lowest_rank_go() -> None:
-    assert dropped(0.25, [5.0, 4.0, 0.0, 3.0]) == [2]  # a dead filter first
-    assert dropped(0.5, [2.0, 1.0, 2.0, 2.0]) == [0, 1]  # of equals the first
-    assert dropped(0.75, [9.0, 3.0, 5.0, 1.0]) == [1, 2, 3]  # ascending, whatever the ranks
-    assert dropped(1.0, [3.0, 2.0, 1.0]) == [1, 2]  # one stays: the best
-    assert dropped(1.0, [3.0]) == []
-    assert dropped(0.0, [0.0, 0.0]) == []
-    assert dropped(0.49, [1.0, 1.0]) == []  # ⌊0.98⌋
-    assert len(dropped(0.29, [1.0] * 100)) == 29  # 0.29 · 100 is 28.999… in floats
+    assert lowest_ranked(0.25, [5.0, 4.0, 0.0, 3.0]) == [2]  # a dead filter first
+    assert lowest_ranked(0.5, [2.0, 1.0, 2.0, 2.0]) == [0, 1]  # of equals the first
+    assert lowest_ranked(0.75, [9.0, 3.0, 5.0, 1.0]) == [1, 2, 3]  # ascending, whatever the ranks
+    assert lowest_ranked(1.0, [3.0, 2.0, 1.0]) == [1, 2]  # one stays: the best
+    assert lowest_ranked(1.0, [3.0]) == []
+    assert lowest_ranked(0.0, [0.0, 0.0]) == []
+    assert lowest_ranked(0.49, [1.0, 1.0]) == []  # ⌊0.98⌋
+    assert len(lowest_ranked(0.29, [1.0] * 100)) == 29  # 0.29 · 100 is 28.999… in floats
 
 
 # --- ranks ----------------------------------------------------------------------------------------------
@@ -401,7 +402,7 @@ def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch, kernels: Kern
             maps = F.relu(F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
             total += [np.linalg.matrix_rank(one) for one in maps[0].numpy()]
             x = F.max_pool2d(maps, 2)
-    model = make(lenet, weights, kernels)
+    model = make_model(lenet, weights, kernels)
     said: list[tuple[int, int]] = []
     monkeypatch.setattr(ranks, "CHUNK", 3)
     found = feature_ranks(model, layers, data, lambda *tick: said.append(tick))
@@ -410,7 +411,7 @@ def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch, kernels: Kern
         assert found[name] == pytest.approx(total / 7)
         assert len(set(found[name])) > 3
     assert found["conv1"][2] == 0
-    assert dropped(0.2, found["conv1"]) == [2]
+    assert lowest_ranked(0.2, found["conv1"]) == [2]
     monkeypatch.setattr(ranks, "CHUNK", 50)
     assert feature_ranks(model, layers, data, lambda *_: None) == found
     monkeypatch.setattr(ranks, "IMAGES", 4)  # at most so many

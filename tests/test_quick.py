@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.models import architecture, initialise, network
-from feddumap.training.convolutions import convolve, fast_convolutions, seen, unrolled
+from feddumap.training.convolutions import convolve, fast_convolutions, im2col, input_extent
 
 CASES = [  # images, inputs, outputs, side, kernel, stride, padding, groups
     (3, 4, 5, 9, 3, 1, 0, 1),
@@ -56,7 +56,7 @@ def test_gradients_of_weights_lie_channels_last() -> None:
 
 def test_unrolled_is_unfold() -> None:
     x, weight = torch.randn(2, 3, 7, 6), torch.zeros(1, 3, 3, 2)
-    rows = unrolled(x, weight, (2, 1), (1, 0), groups=1)[0]
+    rows = im2col(x, weight, (2, 1), (1, 0), groups=1)[0]
     columns = F.unfold(x, (3, 2), padding=(1, 0), stride=(2, 1))  # [images, inputs · kh · kw, places]
     expected = columns.transpose(1, 2).reshape(-1, 3, 6).transpose(1, 2).reshape(len(rows), -1)
     torch.testing.assert_close(rows, expected)
@@ -97,7 +97,7 @@ def test_rows_nobody_sees_change_nothing() -> None:
     for family, rows in (("cnn", 30), ("lenet", 32), ("vgg11", 32)):
         shape = architecture(family, classes=10)
         net = network(shape, initialise(shape, seed=1))
-        assert (seen(net, 32, 0), seen(net, 32, 1)) == (rows, rows)
+        assert (input_extent(net, 32, 0), input_extent(net, 32, 1)) == (rows, rows)
         x = torch.rand(1, 3, 32, 32, requires_grad=True)
         (grad,) = torch.autograd.grad(net(x).square().sum(), [x])
         used = grad.abs().sum((0, 1)) > 0
@@ -112,5 +112,5 @@ def test_a_chain_with_something_else_in_it_is_seen_whole() -> None:
     padded = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.Flatten())
     rounded_up = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten())
     odd = nn.Sequential(nn.Conv2d(3, 4, (3, 2)), nn.MaxPool2d(2), nn.Flatten())
-    assert [seen(chain, 33) for chain in (strange, padded, rounded_up)] == [33, 33, 33]
-    assert (seen(odd, 33, 0), seen(odd, 33, 1)) == (32, 33)
+    assert [input_extent(chain, 33) for chain in (strange, padded, rounded_up)] == [33, 33, 33]
+    assert (input_extent(odd, 33, 0), input_extent(odd, 33, 1)) == (32, 33)

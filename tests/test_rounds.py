@@ -184,7 +184,7 @@ def test_a_lost_upload_is_left_out_and_named(home: object) -> None:
     assert [receipt.device for receipt in gate.receipts] == [0, 2]
     assert gate.metrics({}) == {"lost": {"1": "it did not answer"}}
     gate, _ = gate_with(run, {}, {})
-    with pytest.raises(FeddumapError, match=r"none of 2 devices sent a model .*\(device 0: gone\)"):
+    with pytest.raises(FeddumapError, match=r"none of 2 devices sent a usable model .*\(device 0: gone\)"):
         list(gate.admit([MissingUpload(0, "gone"), MissingUpload(1, "late")]))
 
 
@@ -239,7 +239,8 @@ def test_test_images_never_reach_the_server(home: object) -> None:
     held = {int(index) for device in range(6) for index in run.split.device(device)}
     assert not held & set(run.split.server.tolist())
     fields = set(context.__dataclass_fields__)
-    assert fields == {"config", "server", "census", "clock", "progress"}
+    assert fields == {"config", "server", "census", "clock", "progress", "validation"}
+    assert context.validation is None  # training images too, if there are any: see test_validation
 
 
 def test_target_stops_the_run(home: object) -> None:

@@ -20,7 +20,8 @@ from feddumap import run as api
 from feddumap.config import Config
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.runs.directory import RunDirectory, read_checkpoint, read_records
+from feddumap.runs.directory import RunDirectory
+from feddumap.runs.reader import read_checkpoint, read_records
 from feddumap.runs.summary import accuracies, reached, smooth
 from feddumap.system import atomic_files
 from tests.conftest import small
@@ -152,7 +153,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(
     assert run.state.round == 2
     missing = damage is Path.unlink and suffix == "json"  # then there is nothing to complain about
     assert missing or any(
-        "checkpoint-000003.json is damaged" in line and "going on from round 2" in line for line in said
+        "checkpoint-000003.json is damaged" in line and "resuming from round 2" in line for line in said
     )
     run.run().close()
     assert finished(tmp_path / "part") == finished(directory)
@@ -167,7 +168,7 @@ def test_when_all_checkpoints_are_damaged_it_starts_again_and_says_so(
         flip(path)
     said: list[str] = []
     api.resume(tmp_path / "part", say=said.append).run().close()
-    assert any("starting again from round 0" in line for line in said)
+    assert any("resuming from round 0" in line for line in said)
     assert finished(tmp_path / "part") == finished(directory)
 
 
@@ -249,7 +250,7 @@ def test_killed_in_the_middle_of_a_round(
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code
     if how != signal.SIGKILL:
-        assert f"go on with: feddumap resume {directory}" in " ".join(errors.split())
+        assert f"resume with: feddumap resume {directory}" in " ".join(errors.split())
         assert "Traceback" not in errors
     assert not (directory / "summary.json").exists()
     done = subprocess.run(command("resume", str(directory)), capture_output=True, text=True, check=False)
@@ -269,7 +270,7 @@ def test_an_existing_directory_is_never_trained_over(whole: tuple[Path, Config],
     directory, config = whole
     before = finished(directory)
     with pytest.raises(
-        FeddumapError, match=f"holds this run already: go on with `feddumap resume {directory}"
+        FeddumapError, match=f"holds this run already: continue it with `feddumap resume {directory}"
     ):
         api.start(config, directory)
     other = config.replace(train={"lr": 0.01})

@@ -10,8 +10,8 @@ import pytest
 from feddumap import run as api
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import macs
-from feddumap.runs.directory import read_records
 from feddumap.runs.inspect import describe, show
+from feddumap.runs.reader import read_records
 from tests.conftest import small
 
 
@@ -45,7 +45,7 @@ def test_the_story_is_shown(run_path: Path, capsys: pytest.CaptureFixture[str]) 
     show(describe(run_path))
     printed = capsys.readouterr().out
     assert "Pruned after 2 rounds at the global rate 0.600" in printed
-    for word in ("conv1", "conv2", "multiply-adds", "virtual seconds a round", "tau_eff"):
+    for word in ("conv1", "conv2", "multiply-adds", "virtual seconds per round", "tau_eff"):
         assert word in printed
 
 
@@ -59,9 +59,9 @@ def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[st
     assert len(value["lost"]) == 13
     show(value)
     printed = capsys.readouterr().out
-    assert "Devices that were missing: the last 10 of 13 times" in printed
+    assert "Missing devices: the last 10 of 13 times" in printed
     assert "reason 11" in printed
-    assert "8 s" not in printed
+    assert "within 8 s" not in printed
 
 
 def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:

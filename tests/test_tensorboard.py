@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 from feddumap import run as api
 from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.tensorboard import Events
 from feddumap.sweep import grid
 from tests.conftest import small

@@ -20,27 +20,30 @@ from feddumap.core.rng import stream, torch_stream
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise, network
-from feddumap.runs.directory import read_config
 from feddumap.runs.inspect import describe
-from feddumap.system.determinism import exact_math
+from feddumap.runs.reader import read_config
+from feddumap.system.determinism import deterministic
 from feddumap.training.augment import PAD, crop_and_flip, draw, pad
+from feddumap.training.backends import Kernels, choose_kernels, make_model
+from feddumap.training.chain_model import ChainModel
 from feddumap.training.evaluation import Score, chunks, score
 from feddumap.training.kernels import library
 from feddumap.training.loop import fit
-from feddumap.training.model import ChainModel, Kernels, Model, TorchModel, choose_kernels, make
+from feddumap.training.model import Model
 from feddumap.training.optimizers import (
     UpdateRule,
     adam,
-    carried_momentum,
     corrected,
     frozen_momentum,
     masked,
     momentum,
+    momentum_from,
     proximal,
     sgd,
-    watched,
+    with_gradient_hook,
 )
 from feddumap.training.samples import Samples, batches, to_input
+from feddumap.training.torch_model import TorchModel
 from tests.conftest import both_kernels, small
 
 
@@ -98,8 +101,8 @@ def test_fit_equals_torch_sgd_in_float64(family: str, kernels: Kernels) -> None:
     """The loop as everybody would write it, in double precision and plain layout."""
     shape = architecture(family, 10)
     weights = initialise(shape, 3)
-    trained = make(shape, weights, kernels)
-    with exact_math():
+    trained = make_model(shape, weights, kernels)
+    with deterministic():
         steps = fit(trained, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), 0.05)
     assert steps == 8
 
@@ -126,7 +129,7 @@ def half_of(weights: Tensors) -> Tensors:
 
 def carrying(weights: Tensors, seen: Tensors) -> UpdateRule:
     seen.update(like(weights, 1))
-    return carried_momentum(0.9, seen)
+    return momentum_from(0.9, seen)
 
 
 def watching(seen: Tensors) -> UpdateRule:
@@ -136,18 +139,18 @@ def watching(seen: Tensors) -> UpdateRule:
         for name, grad in grads.items():
             seen[name] = seen[name] + grad if name in seen else grad.clone()
 
-    return watched(momentum(0.9), see)
+    return with_gradient_hook(momentum(0.9), see)
 
 
 RULES: dict[str, Callable[[Tensors, Tensors], UpdateRule]] = {
     "sgd": lambda weights, seen: sgd(),
     "momentum": lambda weights, seen: momentum(0.9),
-    "carried_momentum": carrying,
+    "momentum_from": carrying,
     "frozen_momentum": lambda weights, seen: frozen_momentum(0.9, like(weights, 2)),
     "proximal": lambda weights, seen: proximal(0.5),
     "corrected": lambda weights, seen: corrected(like(weights, 3)),
     "masked": lambda weights, seen: masked(momentum(0.9), half_of(weights)),
-    "watched": lambda weights, seen: watching(seen),
+    "with_gradient_hook": lambda weights, seen: watching(seen),
     "adam": lambda weights, seen: adam(clip=1.0, weight_decay=0.01),
 }
 
@@ -161,8 +164,8 @@ def test_a_rule_does_the_same_with_both_kernels(name: str) -> None:
     models: list[Model] = []
     told: list[Tensors] = []
     for kernels in ("c", "torch"):
-        model, seen = make(shape, weights, kernels), {}
-        with exact_math():
+        model, seen = make_model(shape, weights, kernels), {}
+        with deterministic():
             data = batches(samples(30), 2, 8, stream(1, "b"), augment=True)
             assert fit(model, data, RULES[name](weights, seen), lr) == 8
         models.append(model)
@@ -173,7 +176,7 @@ def test_a_rule_does_the_same_with_both_kernels(name: str) -> None:
     for key, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-4, atol=1e-6)
         assert not torch.equal(tensor, weights[key])
-    tells = name in ("carried_momentum", "watched")
+    tells = name in ("momentum_from", "with_gradient_hook")
     assert told[0].keys() == told[1].keys() == (weights.keys() if tells else set())
     for key, tensor in told[0].items():
         torch.testing.assert_close(tensor, told[1][key], rtol=1e-4, atol=1e-6)
@@ -187,7 +190,7 @@ def test_a_rule_does_the_same_with_both_kernels(name: str) -> None:
 def test_chunks_cover_and_scores_add_up(kernels: Kernels) -> None:
     shape = architecture("lenet", 10)
     weights = initialise(shape, 3)
-    model = make(shape, weights, kernels)
+    model = make_model(shape, weights, kernels)
     data = samples(600)
     parts = [score(model, Samples(data.images[a:b], data.labels[a:b])) for a, b in chunks(600)]
     total = Score.total(parts)
@@ -215,23 +218,23 @@ def test_streams_are_named() -> None:
     assert len({torch_stream(*name).initial_seed() for name in names}) == len(names)
 
 
-def test_exact_math_restores_the_process() -> None:
+def test_deterministic_restores_the_process() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    with exact_math():
+    with deterministic():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
 
 
-def test_exact_math_within_itself() -> None:
+def test_deterministic_within_itself() -> None:
     """A device in the server's process leaves the server's settings as they were."""
 
     def flushes() -> bool:
         return not bool(torch.full((4,), 1e-40).mul(1.0).ne(0).any())
 
-    with exact_math():
-        with exact_math():
+    with deterministic():
+        with deterministic():
             assert flushes()
         assert flushes()
         assert torch.get_num_threads() == 1
@@ -373,7 +376,7 @@ def test_a_run_from_before_there_were_kernels_goes_on_with_torch(
     heard = [said for said in heard if "from the cache" not in said]
     if stack == 5:
         (said,) = heard
-        assert "trained 5 devices as one (train.stack), which no longer exists" in said
+        assert "trained 5 devices together (train.stack), which is no longer supported" in said
         assert "differ from an uninterrupted run by rounding" in said
     else:
         assert heard == []

@@ -1,7 +1,7 @@
-"""The configuration: sections, keys, defaults (the paper's values) and the errors about them.
+"""The configuration: sections, keys, defaults (those of the paper) and validation errors.
 
-The field descriptions are the command line's help. A method's own keys are the parameters of its recipe
-(`feddumap.methods`), so this file does not know them.
+The field descriptions are the help of the command line. The keys of a method are defined with it in
+`feddumap.methods`, not here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """What is learned from, and who holds it."""
+    """The dataset and its partition among the devices and the server."""
 
     name: str = Field("digits", description="digits, cifar10, cifar100, or the path of an .npz file")
     devices: Count = Field(100, description="number of devices in the federation")
@@ -47,23 +47,23 @@ class DataConfig(Section):
     )
     validation: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="images of the server's classes that nobody trains on; every evaluation scores the model "
-        "on them too",
+        description="held-out images of the server's classes, on which every evaluation scores the model",
     )
     augment: bool = Field(True, description="random crop (pad 4) and horizontal flip while training")
 
 
 class ModelConfig(Section):
-    """The network."""
+    """The model."""
 
     name: str = Field("cnn", description="cnn, lenet, vgg11 or resnet18")
     weights: str | None = Field(
-        None, description="safetensors file with the weights to start from; default the network's own"
+        None,
+        description="safetensors file with the initial weights; default the network's initialization",
     )
 
 
 class MethodConfig(Section):
-    """The method and its own keys (`feddumap methods` lists both)."""
+    """The method and its keys (`feddumap methods` lists both)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -71,7 +71,7 @@ class MethodConfig(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The method's own keys."""
+        """The keys of the method."""
         return dict(self.model_extra or {})
 
 
@@ -84,7 +84,7 @@ class TrainConfig(Section):
     batch: Count = Field(10, description="local batch size B")
     lr: Positive = Field(0.1, description="learning rate of round 0")
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.99, description="factor on the learning rate, each round"
+        0.99, description="factor on the learning rate per round"
     )
     calibration: Annotated[float, Field(ge=0, le=10)] = Field(
         0.0,
@@ -94,12 +94,12 @@ class TrainConfig(Section):
     kernels: Literal["c", "torch"] | None = Field(
         None,
         description="what computes gradients: the kernels in C (plain chains on a CPU), or torch; default "
-        "c where it can",
+        "c where supported",
     )
 
 
 class ClockConfig(Section):
-    """The virtual clock: how long a round would last on real devices."""
+    """The virtual clock: the estimated duration of a round on real devices."""
 
     profile: Literal["paper", "general"] = Field(
         "paper", description="the paper's formula, or a fleet in which every device has its own speed"
@@ -113,45 +113,47 @@ class ClockConfig(Section):
     down_mbit: Positive = Field(50.0, description="general: median download, Mbit/s")
     up_mbit: Positive = Field(20.0, description="general: median upload, Mbit/s")
     spread: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.5, description="general: log-normal sigma of speeds and links among devices; 0 is all alike"
+        0.5,
+        description="general: log-normal sigma of speeds and links; 0 for identical devices",
     )
     fleet: str | None = Field(
-        None, description="general: CSV with columns device, macs_per_second, down_mbit, up_mbit, instead"
+        None,
+        description="general: CSV file with columns device, macs_per_second, down_mbit, up_mbit",
     )
     deadline: Positive | None = Field(
-        None, description="general: seconds after which a round goes on without its stragglers"
+        None, description="general: seconds after which a round continues without its stragglers"
     )
 
 
 class RunConfig(Section):
-    """How the run is carried out; nothing here but the seed changes a result, if no message is lost."""
+    """Execution of the run; of these keys only the seed changes results, unless messages are lost."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(777, description="names every random stream")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(777, description="seed of every random stream")
     workers: Annotated[int, Field(ge=0)] = Field(
         0, description="worker processes, one thread each; 0 is one per core, 1 trains in this process"
     )
     evaluate_every: Count = Field(1, description="rounds between two evaluations on the test images")
     checkpoint_every: Count = Field(1, description="rounds between two checkpoints")
     target: Share | None = Field(None, description="stop when the smoothed test accuracy reaches this")
-    targets: list[Share] = Field([], description="accuracies whose round and clock the summary reports")
+    targets: list[Share] = Field([], description="accuracies for which the summary reports round and clock")
     device: str = Field("cpu", description="cpu, or cuda (one process)")
     tensorboard: bool = Field(False, description="also write TensorBoard event files, in the run directory")
     engine: Literal["local", "ray", "flower"] = Field(
         "local",
-        description="where devices are: processes here, Flower's simulation by Ray, or Flower's nodes",
+        description="where devices run: local processes, Flower's simulation with Ray, or Flower nodes",
     )
-    timeout: Positive = Field(600.0, description="flower, ray: seconds a device has to answer a message")
+    timeout: Positive = Field(600.0, description="flower, ray: timeout of a device's answer in seconds")
     least_share: Share = Field(
         0.5, description="flower, ray: share of a round's devices that must answer; with fewer it is repeated"
     )
 
 
 RUNTIME_KEYS = ("workers", "tensorboard", "engine", "timeout", "least_share")
-"""The keys of [run] that say how a run is carried out, not which run it is: resuming may change them."""
+"""The keys of [run] that affect execution but not results: resuming may change them."""
 
 
 class Config(Section):
-    """A run, completely."""
+    """The complete configuration of a run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -162,36 +164,36 @@ class Config(Section):
 
     @staticmethod
     def parse(value: Mapping[str, Any]) -> Config:
-        """A configuration from nested mappings; every mistake is a sentence about a key."""
+        """Validate nested mappings; an error names each invalid key."""
         try:
             return Config.model_validate(value)
         except ValidationError as error:
             raise FeddumapError("; ".join(explain(detail) for detail in error.errors())) from None
 
     def replace(self, **sections: Mapping[str, Any]) -> Config:
-        """A copy with some keys of some sections set: `config.replace(train={"rounds": 3})`."""
+        """A copy with some keys changed: `config.replace(train={"rounds": 3})`."""
         value = self.model_dump()
         for section, keys in sections.items():
             value.setdefault(section, {}).update(keys)
         return Config.parse(value)
 
     def to_toml(self) -> dict[str, Any]:
-        """Nested mappings without the unset keys, as TOML has no null."""
+        """Nested mappings without unset keys, since TOML has no null."""
         return self.model_dump(exclude_none=True)
 
 
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file; one that cannot be read is called what it is."""
+def read_toml(path: Path, kind: str) -> dict[str, Any]:
+    """The tables of a TOML file; `kind` names the file in errors."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FeddumapError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
-        raise FeddumapError(f"cannot read the {what} {path}: {error.strerror}") from None
+        raise FeddumapError(f"cannot read the {kind} {path}: {error.strerror}") from None
 
 
 def load(path: Path | None, sets: Iterable[str] = ()) -> Config:
-    """Read a TOML file (or start from the defaults) and apply `section.key=value` settings in order."""
+    """Read a TOML file (or take the defaults) and apply `section.key=value` settings in order."""
     value = read_toml(path, "configuration") if path is not None else {}
     for text in sets:
         name, equals, raw = text.partition("=")
@@ -213,7 +215,7 @@ def _toml_value(raw: str) -> Any:
 
 
 def explain(detail: ErrorDetails, prefix: str = "") -> str:
-    """One pydantic error as one sentence that names the key, the value and what was expected."""
+    """The message of a pydantic error: the key, the value and what was expected."""
     path = [str(part) for part in detail["loc"]]
     key = prefix + ".".join(path)
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -237,7 +239,7 @@ def _allowed(path: list[str]) -> list[str]:
 
 
 def describe() -> list[tuple[str, str, str, str]]:
-    """Every key as (section.key, allowed values, default, description): the command line's help."""
+    """Every key as (section.key, allowed values, default, description), for the help of the command line."""
     rows = []
     for section, field in Config.model_fields.items():
         model = field.annotation
@@ -252,7 +254,7 @@ def describe() -> list[tuple[str, str, str, str]]:
 
 
 def type_name(annotation: Any) -> str:
-    """A short word for a field's type.
+    """The name of a field's type.
 
     >>> type_name(int), type_name(Literal["a", "b"]), type_name(float | None)
     ('int', 'a | b', 'float')

@@ -1,15 +1,15 @@
-"""The one error a user sees: a sentence that names the value, what was expected and what to do."""
+"""Errors with a message for the user: the value, what was expected and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class FeddumapError(Exception):
-    """Something the user can mend. The command line prints it and exits with code 2."""
+    """An error the user can fix. The command line prints it and exits with code 2."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FeddumapError:
-    """The error for a name that is not in a table, with the nearest one that is.
+    """The error for an unknown name, with the closest known one.
 
     >>> print(unknown("method", "fedavgg", ["fedavg", "feddu"]))
     unknown method 'fedavgg': did you mean 'fedavg'? Known: fedavg, feddu

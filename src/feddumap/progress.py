@@ -1,4 +1,4 @@
-"""The progress lines and tables of a run."""
+"""Progress display and summary tables of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddumap.system import console
 
 
 def follow(run: Run, name: str = "") -> None:
-    """Train a run to its end, showing round, accuracy, virtual clock and the time left."""
+    """Train a run to the end and show round, accuracy, virtual clock and estimated time left."""
     if console.out.is_terminal:
         _follow_live(run, name)
     else:
@@ -60,10 +60,10 @@ def _follow_log(run: Run, name: str) -> None:
 
     def show(what: str, done: int, whole: int) -> None:
         nonlocal printed
-        said = pace(what, done, whole)
+        text = pace(what, done, whole)
         if what != "devices" and time.monotonic() - printed >= console.LOG_EVERY:
             printed = time.monotonic()
-            console.out.print(f"{name} {said}".strip())
+            console.out.print(f"{name} {text}".strip())
 
     for record in run.iterate(show):
         number, now = record["round"] + 1, time.monotonic()
@@ -75,7 +75,7 @@ def _follow_log(run: Run, name: str) -> None:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """A run's summary as a small console.table."""
+    """Print the summary of a run as a table."""
     accuracy = summary["accuracy"]
     rows = [
         ("rounds", f"{summary['rounds']:,}"),
@@ -95,7 +95,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def side_by_side(summaries: Sequence[dict[str, Any]]) -> None:
-    """Runs beside each other, with the change of the last against the first."""
+    """Print a table of several runs, with the change from the first to the last."""
 
     def row(name: str, show: Callable[[Any], str], values: list[Any], change: bool = True) -> list[str]:
         known = change and None not in values
@@ -118,10 +118,10 @@ def side_by_side(summaries: Sequence[dict[str, Any]]) -> None:
         clocks = [(each[target] or {}).get("clock") for each in of("targets")]
         rows.append(row(f"virtual time to {console.percent(float(target))}", console.duration, clocks))
     rows += [
-        row("virtual time in all", console.duration, of("clock")),
+        row("total virtual time", console.duration, of("clock")),
         row("parameters", "{:,}".format, of("parameters")),
-        row("multiply-adds an image", "{:,}".format, of("macs")),
-        row("sent to devices", console.megabytes, of("bytes_down")),
-        row("sent by devices", console.megabytes, of("bytes_up")),
+        row("multiply-adds per image", "{:,}".format, of("macs")),
+        row("sent to devices", console.byte_size, of("bytes_down")),
+        row("sent by devices", console.byte_size, of("bytes_up")),
     ]
     console.table("", ["", *of("method"), "change"], rows)

@@ -1,4 +1,4 @@
-"""Training from Python: `train`, `start` and `resume` give a `Run`; iterating it trains."""
+"""Training from Python: `train`, `start` and `resume` return a `Run`; iterating over it trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import nn
 
 from feddumap import config as configuration
@@ -20,32 +19,32 @@ from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
-from feddumap.data.sources import catalog
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore, StateStore
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.pool import Pool
-from feddumap.engine.registry import ENGINES, get_engine
-from feddumap.engine.rounds import RoundRecord, initial_state, active_parameters, rounds, take_census
+from feddumap.engine.registry import get_engine
+from feddumap.engine.resolution import complete as complete
+from feddumap.engine.resolution import make_split, resolve
+from feddumap.engine.rounds import RoundRecord, active_parameters, initial_state, rounds, take_census
 from feddumap.errors import FeddumapError
-from feddumap.methods import compose, registry
+from feddumap.methods import compose
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs
 from feddumap.models.weights import read_weights
 from feddumap.runs import tensorboard as events
-from feddumap.runs.directory import RunDirectory, contains_run, legacy_stack_size
+from feddumap.runs.directory import RunDirectory, contains_run
+from feddumap.runs.reader import legacy_stack_size
 from feddumap.runs.summary import accuracies, is_complete, reached
+from feddumap.system.callbacks import Say, ignore
 from feddumap.system.determinism import cores, deterministic
 from feddumap.training.evaluation import Score
-from feddumap.training.model import choose_kernels
 from feddumap.training.samples import Samples
-
-Say = Callable[[str], None]
 
 
 class Engine(Cohort, Protocol):
-    """A cohort that can also score the global model, and is closed at the end."""
+    """A cohort that also evaluates the global model and is closed at the end."""
 
     def evaluate(self, state: ServerState) -> Score: ...
 
@@ -53,10 +52,11 @@ class Engine(Cohort, Protocol):
 
 
 class Run:
-    """A training run. Iterate it for the records of the rounds still to do; stop whenever you like.
+    """A training run. Iterating over it trains the remaining rounds and yields their records; it may stop
+    early.
 
-    `records` holds a dictionary a round, `state` the server's state after the last one. `engine` makes the
-    cohort, if it is not to be what `run.engine` names.
+    `records` has a dictionary per round, `state` is the server state after the last round. `engine`, if set,
+    makes the cohort instead of the engine that `run.engine` names.
     """
 
     engine: Callable[[Run], Engine] | None = None
@@ -72,16 +72,16 @@ class Run:
         self._algorithm = compose(config)
         family, classes = config.model.name, len(dataset.classes)
         self._clock = clock.build(config.clock, family, config.data.devices, config.run.seed)
-        start = first_weights(architecture(family, classes), config, directory)
+        start = initial_weights(architecture(family, classes), config, directory)
         self.state = initial_state(architecture(family, classes), self._algorithm, start)
-        self._shelf = InMemoryStore()
+        self._in_memory = InMemoryStore()
         self._events: events.Events | None = None
         self._wall = 0.0
         self._saved_round = -1
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are to train: one, if the method has but one."""
+        """The number of rounds, 1 for one-shot methods."""
         return self._algorithm.rounds(self.config)
 
     @property
@@ -90,7 +90,7 @@ class Run:
         return is_complete(self.records, self.rounds, self.config.run.target)
 
     def check(self) -> None:
-        """Refuse what could only fail later."""
+        """Raise an error for a run that would fail later."""
         self._algorithm.check(self.state.architecture)
         self._validation()
         if self._algorithm.server_data and not len(self.split.server):
@@ -102,9 +102,9 @@ class Run:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self.iterate()
 
-    def iterate(self, progress: Progress = lambda *_: None) -> Iterator[dict[str, Any]]:
-        """Train round after round. `progress(what, done, whole)` is called for each device and survey."""
-        self._watch()
+    def iterate(self, progress: Progress = ignore) -> Iterator[dict[str, Any]]:
+        """Train round by round. `progress(task, done, total)` is called for each device and survey."""
+        self._open_events()
         if self.finished:
             self._finish()
             return
@@ -116,12 +116,12 @@ class Run:
                 context = self._context(engine, progress)
             steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
             while True:
-                with deterministic():  # not around the yield: the caller's own settings hold between two rounds
+                with deterministic():  # not around the yield: callers keep their settings
                     step = next(steps, None)
                 if step is None:
                     break
                 self._wall = time.perf_counter() - started
-                self._keep(*step)
+                self._record(*step)
                 yield self.records[-1]
                 if is_complete(self.records, self.rounds, self.config.run.target):
                     break
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run in a few numbers: what summary.json holds."""
+        """The content of summary.json."""
         wanted = sorted({*self.config.run.targets, *filter(None, [self.config.run.target])})
         return {
             "method": self.config.method.name,
@@ -161,10 +161,8 @@ class Run:
             "wall": self._wall,
         }
 
-    # the parts of a run
-
-    def _watch(self) -> None:
-        """Begin the event file for TensorBoard, if there is to be one, with the records so far."""
+    def _open_events(self) -> None:
+        """Open the TensorBoard event file with the records so far, if `run.tensorboard` is set."""
         if not self.config.run.tensorboard or self._events is not None:
             return
         if self.directory is None:
@@ -178,21 +176,21 @@ class Run:
         engine = self.engine or get_engine(config.run.engine)
         if engine is not None:
             return engine(self)
-        memory: StateStore = self.directory.memory if self.directory is not None else self._shelf
+        states: StateStore = self.directory.memory if self.directory is not None else self._in_memory
         workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
         if workers > 1 and config.run.device == "cpu":
             test_images = len(self.dataset.test_labels)
-            return Pool(config, self.dataset.folder, self.split, test_images, workers, memory)
+            return Pool(config, self.dataset.folder, self.split, test_images, workers, states)
         holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
-        desk = Executor(config, holdings, self._algorithm)
-        return LocalCohort(desk, Evaluator(self.dataset, config), memory)
+        executor = Executor(config, holdings, self._algorithm)
+        return LocalCohort(executor, Evaluator(self.dataset, config), states)
 
-    def _context(self, engine: Engine, progress: Progress = lambda *_: None) -> Context:
+    def _context(self, engine: Engine, progress: Progress = ignore) -> Context:
         data = self.dataset
         server = Samples.take(data.train_images, data.train_labels, self.split.server)
         census = take_census(engine, self.state, self.config, self._algorithm.labels)
-        held = self._validation()
-        validation = Samples.take(data.train_images, data.train_labels, held) if len(held) else None
+        held_out = self._validation()
+        validation = Samples.take(data.train_images, data.train_labels, held_out) if len(held_out) else None
         return Context(self.config, server, census, self._clock, progress, validation)
 
     def _validation(self) -> np.ndarray:
@@ -201,7 +199,7 @@ class Run:
             data.train_labels, len(data.classes), config.data, self.split, config.run.seed
         )
 
-    def _keep(self, state: ServerState, record: RoundRecord) -> None:
+    def _record(self, state: ServerState, record: RoundRecord) -> None:
         self.state = state
         self.records.append(replace(record, wall=self._wall).to_json())
         if self.directory is not None:
@@ -218,7 +216,7 @@ class Run:
 
     def _finish(self) -> None:
         if self.directory is not None:
-            self.directory.summarise(self.summary)
+            self.directory.write_summary(self.summary)
 
     def close(self) -> None:
         """Release the run directory."""
@@ -230,55 +228,57 @@ class Run:
             self.directory = None
 
     def restore(self, say: Say) -> None:
-        """Go back to the newest good checkpoint of the run directory."""
+        """Load the newest valid checkpoint of the run directory."""
         assert self.directory is not None
-        saved, damaged = self.directory.latest()
+        checkpoint, damaged = self.directory.latest()
         if damaged:
-            then = f"going on from round {saved.state.round}" if saved else "starting again from round 0"
-            say(f"{'; '.join(damaged)}: {then}")
-        if saved is not None:
-            self.state, self._wall, self._saved_round = saved.state, saved.wall, saved.state.round
-        self.records = self.directory.go_back(self.state.round)
+            from_round = checkpoint.state.round if checkpoint else 0
+            say(f"{'; '.join(damaged)}: resuming from round {from_round}")
+        if checkpoint is not None:
+            self.state, self._wall, self._saved_round = (
+                checkpoint.state,
+                checkpoint.wall,
+                checkpoint.state.round,
+            )
+        self.records = self.directory.rewind(self.state.round)
 
 
-def first_weights(shape: Architecture, config: Config, directory: RunDirectory | None) -> Tensors:
-    """The weights before round 0: the network's own, or those of `model.weights`, of which a run directory
-    keeps a copy."""
+def initial_weights(shape: Architecture, config: Config, directory: RunDirectory | None) -> Tensors:
+    """The weights before round 0: the network's initialization, or those of `model.weights`, from the copy in
+    the run directory if there is one."""
     weights = initialise(shape, config.run.seed)
     if config.model.weights is None:
         return weights
-    file = Path(config.model.weights) if directory is None else directory.first_weights
+    file = Path(config.model.weights) if directory is None else directory.initial_weights
     return read_weights(file, weights)
 
 
 def start(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
-    say: Say = lambda _: None,
+    say: Say = ignore,
 ) -> Run:
-    """Prepare a run without training yet. Everything that can be wrong is found before `out` is made."""
-    resolved, dataset = _resolve(_config(config), say)
-    run = Run(resolved, dataset, _split(resolved, dataset, say))
+    """Prepare a run without training. Everything is checked before `out` is created."""
+    resolved, dataset = resolve(_config(config), say)
+    run = Run(resolved, dataset, make_split(resolved, dataset, say))
     run.check()
     if run.rounds < resolved.train.rounds:
-        say(f"{resolved.method.name} has one round, in which all {resolved.data.devices} devices take part")
-    late, rounds = resolved.method.settings.get("prune_round"), resolved.train.rounds
-    if late is not None and late >= rounds:
-        say(f"method.prune_round = {late} is not reached in {rounds} rounds: nothing will be pruned")
+        say(f"{resolved.method.name} has a single round with all {resolved.data.devices} devices")
+    prune_round, rounds = resolved.method.settings.get("prune_round"), resolved.train.rounds
+    if prune_round is not None and prune_round >= rounds:
+        say(f"method.prune_round = {prune_round} is not reached in {rounds} rounds: nothing will be pruned")
     if out is not None:
-        own = run.state.weights if resolved.model.weights is not None else None
-        run.directory = RunDirectory.create(Path(out), resolved, run.split, own)
+        weights = run.state.weights if resolved.model.weights is not None else None
+        run.directory = RunDirectory.create(Path(out), resolved, run.split, weights)
     return run
 
 
-def begin(
-    config: Config | Mapping[str, Any] | str | Path | None, out: str | Path, say: Say = lambda _: None
-) -> Run:
-    """Start a run or, if `out` holds this one already, go on with it from its last checkpoint."""
-    resolved, _ = _resolve(_config(config), lambda _: None)
+def begin(config: Config | Mapping[str, Any] | str | Path | None, out: str | Path, say: Say = ignore) -> Run:
+    """Start a run or, if `out` contains it already, resume it from its last checkpoint."""
+    resolved, _ = resolve(_config(config), ignore)
     if not contains_run(Path(out), resolved):
         return start(resolved, out, say)
-    return resume(out, say=say, carried_out={key: getattr(resolved.run, key) for key in RUNTIME_KEYS})
+    return resume(out, say=say, runtime={key: getattr(resolved.run, key) for key in RUNTIME_KEYS})
 
 
 def train(
@@ -286,7 +286,7 @@ def train(
     out: str | Path | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
-    """Train to the end and return the run. With `out`, everything is also kept in that directory.
+    """Train to the end and return the run, which is also written to the directory `out` if given.
 
     `config` is a `Config`, a nested dictionary, the path of a TOML file, or None for the defaults.
     """
@@ -301,35 +301,36 @@ def resume(
     directory: str | Path,
     workers: int | None = None,
     rounds: int | None = None,
-    say: Say = lambda _: None,
+    say: Say = ignore,
     tensorboard: bool | None = None,
-    carried_out: Mapping[str, Any] | None = None,
+    runtime: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Open an interrupted run at its last checkpoint; iterate or `.run()` it to go on.
+    """Open an interrupted run at its last checkpoint; iterate over it or call `.run()` to continue.
 
-    `workers`, `tensorboard`, the other keys of [run] that say how it is `carried_out`, and a larger number of
-    `rounds` may differ from before; nothing else may.
+    Only `workers`, `tensorboard`, the other `RUNTIME_KEYS` of [run] (by `runtime`) and a larger number of
+    `rounds` may differ from before.
     """
-    other = {"workers": workers, "tensorboard": tensorboard, **(carried_out or {})}
+    changed = {"workers": workers, "tensorboard": tensorboard, **(runtime or {})}
     opened = RunDirectory.open(Path(directory))
     try:
         config = stored = opened.config()
-        if (together := legacy_stack_size(opened.path)) > 1:
+        if (stack := legacy_stack_size(opened.path)) > 1:
             say(
-                f"this run trained {together} devices as one (train.stack), which no longer exists: from "
-                f"here on "
-                "they train one by one, and results differ from an uninterrupted run by rounding"
+                f"this run trained {stack} devices together (train.stack), which is no longer supported: "
+                "they now train separately, and results differ from an uninterrupted run by rounding"
             )
-        config = config.replace(run={key: value for key, value in other.items() if value is not None})
+        config = config.replace(run={key: value for key, value in changed.items() if value is not None})
         if rounds is not None:
             config = config.replace(train={"rounds": rounds})
-        config, dataset = _resolve(config, say)
+        config, dataset = resolve(config, say)
         run = Run(config, dataset, opened.split(len(dataset.train_labels)), opened)
         run.restore(say)
         if rounds is not None and rounds < run.state.round:
-            raise FeddumapError(f"--rounds {rounds}: {directory} has {run.state.round} rounds already")
-        lasting = config.replace(run={"workers": stored.run.workers})
-        if rounds is not None or lasting.run != stored.run:
+            raise FeddumapError(
+                f"--rounds {rounds}: {directory} has {run.state.round} rounds already: give a larger number"
+            )
+        stored_next = config.replace(run={"workers": stored.run.workers})
+        if rounds is not None or stored_next.run != stored.run:
             opened.set_config(config)
     except BaseException:
         opened.close()
@@ -343,51 +344,3 @@ def _config(given: Config | Mapping[str, Any] | str | Path | None) -> Config:
     if isinstance(given, Mapping):
         return Config.parse(given)
     return configuration.load(Path(given) if given is not None else None)
-
-
-def _resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
-    """Get the data, fill in what depends on it, and check what can be checked before any work."""
-    registry.resolve(config.method)
-    if config.train.cohort > config.data.devices:
-        raise FeddumapError(
-            f"train.cohort = {config.train.cohort} is larger than data.devices = {config.data.devices}: "
-            "lower the one or raise the other"
-        )
-    if config.run.device != "cpu":
-        _check_device(config.run.device)
-    if config.run.tensorboard:
-        events.require()
-    if config.run.engine in ENGINES:
-        get_engine(config.run.engine)
-    dataset = catalog.get(config.data.name, say=say)
-    return complete(config, dataset, say), dataset
-
-
-def complete(config: Config, dataset: Dataset, say: Say = lambda _: None) -> Config:
-    """Fill in what depends on the method, the model, the data and this installation."""
-    shape = architecture(config.model.name, len(dataset.classes))
-    data = partition.resolve(config.data, len(dataset.classes))
-    kernels = choose_kernels(config.train.kernels, shape, config.run.device, say)
-    train = config.train.model_copy(update={"kernels": kernels})
-    method = registry.resolve(config.method)
-    return config.model_copy(update={"method": method, "data": data, "train": train})
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise FeddumapError(f"run.device = {name!r} cannot be used here ({reason}): use cpu") from None
-
-
-def _split(config: Config, dataset: Dataset, say: Say) -> Split:
-    labels, data = dataset.train_labels, config.data
-    made = partition.split(labels, len(dataset.classes), data, config.run.seed)
-    wanted, got = partition.requested_server_images(data, len(labels)), len(made.server)
-    if got < wanted:
-        say(
-            f"the server holds {got:,} images instead of the {wanted:,} that data.server_fraction = "
-            f"{data.server_fraction} asks for: its {data.server_classes} classes have no more"
-        )
-    return made

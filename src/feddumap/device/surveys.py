@@ -23,7 +23,7 @@ from feddumap.errors import unknown
 from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import feature_ranks
 from feddumap.pruning.rates import NodeRate, node_rate
-from feddumap.training.model import make
+from feddumap.training.backends import make_model
 
 MOST_SAMPLES = 2**40
 
@@ -156,7 +156,7 @@ def _rate_fault(question: Question, broadcast: Broadcast, values: Mapping[str, A
 def rate(question: Question, task: Task) -> Answer:
     """FedAP's pruning rate of this device at the global model, with what it was read from."""
     config, message = task.config, task.broadcast
-    model = make(
+    model = make_model(
         message.architecture, message.weights, config.train.kernels
     )  # on the CPU, wherever training runs
     found = node_rate(
@@ -177,7 +177,7 @@ def ranks(question: Question, task: Task) -> Answer:
     wanted = set(question.settings["layers"])
     layers = [layer for layer in prunable(task.broadcast.architecture).layers if layer.leader in wanted]
     samples = task.holdings.samples(task.device)
-    model = make(task.broadcast.architecture, task.broadcast.weights, task.config.train.kernels)
+    model = make_model(task.broadcast.architecture, task.broadcast.weights, task.config.train.kernels)
     found = feature_ranks(model, layers, samples, lambda *_: None)
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
     return Answer(task.device, tensors=tensors)

@@ -17,8 +17,9 @@ from feddumap.core.tensors import same_form
 from feddumap.device.holdings import Holdings
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import parameter_names
-from feddumap.training.model import Model, make
-from feddumap.training.optimizers import UpdateRule, GradientHook, masked, with_gradient_hook
+from feddumap.training.backends import make_model
+from feddumap.training.model import Model
+from feddumap.training.optimizers import GradientHook, UpdateRule, masked, with_gradient_hook
 from feddumap.training.samples import Batch, Samples, batches, label_shift
 
 
@@ -41,7 +42,7 @@ class Task:
     def model(self) -> Model:
         """The network received, ready to train."""
         shape, weights = self.broadcast.architecture, self.broadcast.weights
-        return make(shape, weights, self.config.train.kernels, self.config.run.device)
+        return make_model(shape, weights, self.config.train.kernels, self.config.run.device)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """This device's random stream for a purpose in this round."""

@@ -21,77 +21,78 @@ from typing import NoReturn
 
 REQUEST, REPLY = struct.Struct("!cq"), struct.Struct("!q")
 FORK, WAIT = b"f", b"w"
-MOST_FDS = 200
+MAX_FDS = 200
 
 
 class ForkServerDiedError(Exception):
-    """The process is gone, and with it the knowledge of how its forks ended."""
+    """The fork server exited, so the exit codes of its workers are unknown."""
 
 
 class ForkServer:
-    """The process, seen from the one that started it. It ends when that one does."""
+    """A handle of the fork server process, which exits with the process that started it."""
 
     def __init__(self, *, forked: bool = False) -> None:
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        self._ended = False
+        self._exited = False
         with theirs:
             self.pid = _fork(self._socket, theirs) if forked else _start(theirs)
 
     @property
     def alive(self) -> bool:
-        if not self._ended:
-            self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
-        return not self._ended
+        if not self._exited:
+            self._exited = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return not self._exited
 
     def fork(self, fds: Sequence[int]) -> int:
-        """A new worker that inherits these file descriptors; returns its process id."""
-        return self._ask(FORK, len(fds), fds)
+        """Fork a worker that inherits these file descriptors; returns its process id."""
+        return self._request(FORK, len(fds), fds)
 
     def wait(self, pid: int) -> int:
-        """How a worker ended: its exit code, or minus the signal's number. Until then its id is its own."""
-        return self._ask(WAIT, pid, ())
+        """Wait for a worker; returns its exit code, or minus the signal's number. Its process id is not
+        reused before this returns."""
+        return self._request(WAIT, pid, ())
 
-    def _ask(self, what: bytes, number: int, fds: Sequence[int]) -> int:
+    def _request(self, kind: bytes, number: int, fds: Sequence[int]) -> int:
         with self._lock:
             try:
-                socket.send_fds(self._socket, [REQUEST.pack(what, number)], fds)
+                socket.send_fds(self._socket, [REQUEST.pack(kind, number)], fds)
                 reply = self._socket.recv(REPLY.size, socket.MSG_WAITALL)
             except OSError as error:
                 raise ForkServerDiedError(str(error)) from None
         if len(reply) < REPLY.size:
-            raise ForkServerDiedError("it closed its connection")
+            raise ForkServerDiedError("the fork server closed its connection")
         return int(REPLY.unpack(reply)[0])
 
     def close(self) -> None:
         self._socket.close()
-        if not self._ended:
+        if not self._exited:
             os.waitpid(self.pid, 0)
-            self._ended = True
+            self._exited = True
 
 
 def _start(theirs: socket.socket) -> int:
-    """A fork server from scratch."""
+    """Start a fork server as a new process."""
     process = subprocess.Popen(  # noqa: S603 (our own module)
         [sys.executable, "-m", "feddumap.engine.forkserver", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        start_new_session=True,  # Ctrl-C is for this process, which ends its workers itself
+        start_new_session=True,  # Ctrl-C is handled by this process
         env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), "OMP_NUM_THREADS": "1"},
     )
-    process.returncode = 0  # it is waited for by its id
+    process.returncode = 0  # `ForkServer` waits for it by its id
     return process.pid
 
 
 def _fork(ours: socket.socket, theirs: socket.socket) -> int:
-    """A fork server that is a copy of this process."""
+    """Start a fork server as a fork of this process."""
     pid = os.fork()
     if pid == 0:
         try:
-            ours.close()  # or it would never see that the other end is closed
+            ours.close()  # otherwise it would not see the other end close
             os.setsid()
             _serve_workers(theirs)
         finally:
-            os._exit(1)  # nothing of what this process was about to do
+            os._exit(1)  # skip the cleanup of the parent process
     return pid
 
 
@@ -99,7 +100,7 @@ _shared: ForkServer | None = None
 
 
 def shared() -> ForkServer:
-    """This process's fork server: started when first asked for, or anew if it died."""
+    """The fork server of this process, started on first use and restarted if it exited."""
     global _shared
     if _shared is None or not _shared.alive:
         _shared = ForkServer()
@@ -107,8 +108,8 @@ def shared() -> ForkServer:
 
 
 def prepare(workers: int | None) -> None:
-    """Fork the fork server from this process, if `workers` need one and this process has one thread only.
-    Call it before anything is computed."""
+    """Fork the fork server from this process if workers are needed and this process has a single thread.
+    Call it before any computation."""
     global _shared
     if workers == 1 or (os.cpu_count() or 1) == 1 or _shared is not None:
         return
@@ -119,25 +120,25 @@ def prepare(workers: int | None) -> None:
 
 
 def _native_threads() -> int | None:
-    """The threads of this process, Python's or not; None where the system does not tell."""
+    """The number of threads of this process, native ones included; None if the system does not report it."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else None
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules, and at last the current folder: workers import the user's, too."""
+    """The module search path of this process and the current folder, so that workers can import user code."""
     entries = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 (an empty entry is the folder)
     return list(dict.fromkeys([*entries, str(Path.cwd())]))
 
 
 def serve(connection: socket.socket, work: Callable[[Sequence[int]], None]) -> None:
-    """The fork server's side: fork and wait as asked, until the other end is closed."""
+    """Handle fork and wait requests until the other end closes the connection."""
     while True:
-        message, fds, _, _ = socket.recv_fds(connection, REQUEST.size, MOST_FDS)
+        message, fds, _, _ = socket.recv_fds(connection, REQUEST.size, MAX_FDS)
         if len(message) < REQUEST.size:
             return
-        what, number = REQUEST.unpack(message)
-        if what == WAIT:
+        kind, number = REQUEST.unpack(message)
+        if kind == WAIT:
             _, status = os.waitpid(number, 0)
             connection.sendall(REPLY.pack(os.waitstatus_to_exitcode(status)))
             continue
@@ -146,20 +147,20 @@ def serve(connection: socket.socket, work: Callable[[Sequence[int]], None]) -> N
             connection.close()
             work(fds)
             os._exit(0)
-        for fd in fds:  # a pipe ends when the last copy of it is closed
+        for fd in fds:  # a pipe closes with its last copy
             os.close(fd)
         connection.sendall(REPLY.pack(pid))
 
 
 def _serve_workers(connection: socket.socket) -> NoReturn:
-    """The fork server's life."""
+    """The main function of the fork server."""
     from feddumap.engine import worker
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with open(os.devnull, encoding="utf-8") as nothing:  # noqa: PTH123 (no path)
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # standard output is for results
+    with open(os.devnull, encoding="utf-8") as null:  # noqa: PTH123 (no path)
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)  # standard output is reserved for results
     serve(connection, worker.main)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Devices in this process, and the evaluation of the global model on the test images."""
+"""Trains devices in this process and evaluates the global model on the test images."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from feddumap.core.messages import Answer, Architecture, Broadcast, Question, Se
 from feddumap.data.dataset import Dataset
 from feddumap.device.executor import Executor
 from feddumap.device.state import StateStore
+from feddumap.training.backends import make_model
 from feddumap.training.evaluation import Score, chunks, score
-from feddumap.training.model import Model, make
+from feddumap.training.model import Model
 from feddumap.training.samples import Samples
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a model on the test images, chunk by chunk."""
+    """Evaluates a model on the test images in chunks."""
 
     dataset: Dataset
     config: Config
 
     def model(self, architecture: Architecture, weights: Tensors) -> Model:
-        return make(architecture, weights, self.config.train.kernels, self.config.run.device)
+        return make_model(architecture, weights, self.config.train.kernels, self.config.run.device)
 
     def chunk(self, model: Model, start: int, stop: int) -> Score:
         images, labels = self.dataset.test_images, self.dataset.test_labels
@@ -37,26 +38,26 @@ class Evaluator:
 
 
 class LocalCohort:
-    """All devices in this process, one after another."""
+    """A cohort whose devices run one after another in this process."""
 
-    def __init__(self, desk: Executor, examiner: Evaluator, memory: StateStore) -> None:
-        self._desk = desk
-        self._examiner = examiner
-        self._memory = memory
+    def __init__(self, executor: Executor, evaluator: Evaluator, states: StateStore) -> None:
+        self._executor = executor
+        self._evaluator = evaluator
+        self._states = states
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         number = broadcast.round
         for device in devices:
-            upload, kept = self._desk.train(broadcast, device, self._memory.recall(device, number))
+            upload, kept = self._executor.train(broadcast, device, self._states.recall(device, number))
             if kept:
-                self._memory.keep(device, number, kept)
+                self._states.keep(device, number, kept)
             yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
-        return (self._desk.answer(question, broadcast, device) for device in devices)
+        return (self._executor.answer(question, broadcast, device) for device in devices)
 
     def evaluate(self, state: ServerState) -> Score:
-        return self._examiner.whole(state)
+        return self._evaluator.whole(state)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resources to release."""

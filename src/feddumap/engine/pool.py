@@ -1,7 +1,7 @@
-"""A cohort of worker processes on this machine: one thread each, data and weights in shared memory.
+"""A cohort of single-threaded worker processes on this machine, with data and weights in shared memory.
 
-Every worker is driven by one thread of this process that waits for its reply, so a worker that dies is
-noticed at once (its pipe closes), replaced, and its job given to the new one.
+One thread of this process per worker waits for its reply. A worker that dies closes its pipe; it is replaced
+and its job is run again.
 """
 
 from __future__ import annotations
@@ -29,64 +29,65 @@ from feddumap.engine.worker import pack_broadcast, unpack_answers, unpack_upload
 from feddumap.errors import FeddumapError
 from feddumap.training.evaluation import Score, chunks
 
-TRIES = 3
-LIGHT_STRETCH = 256  # devices that share the message of a light question
+MAX_ATTEMPTS = 3
+LIGHT_BATCH = 256  # devices per job of a light question
 
 Value = TypeVar("Value")
 Groups = dict[str, Tensors]
 Job = tuple[dict[str, Any], Groups]
-"""What a worker is told, and the memories of the devices it works for."""
+"""A job of a worker, and the states of its devices."""
 
 
 class WorkerDiedError(Exception):
-    """The process ended; the exit code says how."""
+    """A worker process exited unexpectedly."""
 
 
-class Process:
-    """One worker process and the pipes to it. `regions` are those that its jobs may name."""
+class WorkerProcess:
+    """A worker process and its pipes. Jobs refer to `regions` by index."""
 
     def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, regions: Sequence[Region]) -> None:
-        orders, ours_out = os.pipe()
+        jobs, ours_out = os.pipe()
         ours_in, replies = os.pipe()
         self._fork_server: ForkServer = shared()
         try:
             self.pid = self._fork_server.fork(
-                [orders, replies, *(region.fd for region in (down, fixed, *regions))]
+                [jobs, replies, *(region.fd for region in (down, fixed, *regions))]
             )
         except ForkServerDiedError as error:
             raise FeddumapError(
-                f"no worker process could be started ({error}), perhaps for want of memory: lower run.workers"
+                f"cannot start a worker process ({error}), possibly out of memory: lower run.workers"
             ) from None
         finally:
-            os.close(orders)
+            os.close(jobs)
             os.close(replies)
-        self._orders = os.fdopen(ours_out, "w", encoding="utf-8")
+        self._jobs = os.fdopen(ours_out, "w", encoding="utf-8")
         self._replies = os.fdopen(ours_in, encoding="utf-8")
         self._regions = regions
         self._code: int | None = None
         self._setup: dict[str, Any] | None = setup
         self._send(setup)
 
-    def call(self, job: dict[str, Any], memories: dict[str, Tensors], region: Region) -> dict[str, Any]:
-        """Give a job, with the devices' memories in the region where its results will be, and wait."""
+    def call(self, job: dict[str, Any], states: Groups, region: Region) -> dict[str, Any]:
+        """Run a job and return its reply. `region` passes the states of its devices and receives its
+        results."""
         if self._setup is not None:
             self._receive()  # ready
             self._setup = None
-        where = self._regions.index(region)
-        self._send({**job, "region": where, "memory": region.write(memories)})
+        index = self._regions.index(region)
+        self._send({**job, "region": index, "memory": region.write(states)})
         return self._receive()
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._orders.write(json.dumps(message) + "\n")
-            self._orders.flush()
+            self._jobs.write(json.dumps(message) + "\n")
+            self._jobs.flush()
         except (BrokenPipeError, ValueError):
-            raise WorkerDiedError(self._ended()) from None
+            raise WorkerDiedError(self._exit_status()) from None
 
     def _receive(self) -> dict[str, Any]:
         line = self._replies.readline()
         if not line.endswith("\n"):
-            raise WorkerDiedError(self._ended())
+            raise WorkerDiedError(self._exit_status())
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise FeddumapError(reply["error"])
@@ -94,34 +95,34 @@ class Process:
             raise RuntimeError(f"a worker failed:\n{reply['bug']}")
         return reply
 
-    def _ended(self) -> str:
+    def _exit_status(self) -> str:
         if self._code is None:
             try:
                 self._code = self._fork_server.wait(self.pid)
             except ForkServerDiedError:
-                return "unknown, since the process that it came from is gone too"
+                return "exit code unknown: the fork server exited too"
         return f"signal {-self._code}" if self._code < 0 else f"exit code {self._code}"
 
     def kill(self) -> None:
-        if self._code is None and self._fork_server.alive:  # only then is the id still its own
+        if self._code is None and self._fork_server.alive:  # otherwise the process id may be reused
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Reap the process; its thread must be done with it."""
+        """Kill and reap the process. No thread may be waiting for its reply."""
         self.kill()
-        for pipe in (self._orders, self._replies):
+        for pipe in (self._jobs, self._replies):
             try:
                 pipe.close()
-            except BrokenPipeError:  # a job that it did not live to read
+            except BrokenPipeError:  # an unread job
                 continue
-        self._ended()
+        self._exit_status()
 
 
 class Pool:
-    """`workers` processes that train, answer and evaluate; results come back in the order asked."""
+    """A cohort of `workers` processes. Results are returned in the order of the devices."""
 
     def __init__(
-        self, config: Config, folder: Path, split: Split, test_images: int, workers: int, memory: StateStore
+        self, config: Config, folder: Path, split: Split, test_images: int, workers: int, states: StateStore
     ) -> None:
         self._down, self._fixed = Region(), Region()
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
@@ -133,24 +134,24 @@ class Pool:
         }
         self._spans = chunks(test_images)
         self._workers = workers
-        self._memory = memory
+        self._states = states
         self._closing = False
         self._sent: tuple[Tensors, Tensors, dict[str, Any]] | None = None
-        # two results a worker may be under way, while others are being added up
-        self._regions = RegionPool(2 * workers + TOGETHER, stay=workers)
-        self._processes = [self._worker() for _ in range(workers)]
-        self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()
+        # two results per worker in progress, and those being aggregated
+        self._regions = RegionPool(2 * workers + TOGETHER, reserve=workers)
+        self._processes = [self._start_worker() for _ in range(workers)]
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="feddumap-worker")
 
     @property
     def pids(self) -> list[int]:
-        """The workers' process ids."""
+        """The process ids of the workers."""
         return [process.pid for process in self._processes]
 
-    def _worker(self) -> Process:
-        return Process(self._setup, self._down, self._fixed, self._regions.all)
+    def _start_worker(self) -> WorkerProcess:
+        return WorkerProcess(self._setup, self._down, self._fixed, self._regions.all)
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         header = self._share(broadcast)
@@ -158,24 +159,24 @@ class Pool:
         jobs = (
             (
                 {"verb": "train", "broadcast": header, "devices": [device]},
-                {str(device): self._memory.recall(device, number)},
+                {str(device): self._states.recall(device, number)},
             )
             for device in devices
         )
         for results in self._in_order(jobs, unpack_uploads):
-            for upload, kept in results:
-                if kept:
-                    self._memory.keep(upload.device, number, kept)
+            for upload, state in results:
+                if state:
+                    self._states.keep(upload.device, number, state)
                 yield upload
 
     def survey(self, question: Question, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Answer]:
         header = self._share(broadcast)
         asked = {"name": question.name, "settings": dict(question.settings)}
-        stretch = LIGHT_STRETCH if question.light else 1
-        stretches = (list(devices[i : i + stretch]) for i in range(0, len(devices), stretch))
+        size = LIGHT_BATCH if question.light else 1
+        batches = (list(devices[i : i + size]) for i in range(0, len(devices), size))
         jobs: Iterator[Job] = (
-            ({"verb": "survey", "broadcast": header, "question": asked, "devices": some}, {})
-            for some in stretches
+            ({"verb": "survey", "broadcast": header, "question": asked, "devices": batch}, {})
+            for batch in batches
         )
         for answers in self._in_order(jobs, unpack_answers):
             yield from answers
@@ -191,7 +192,7 @@ class Pool:
         return Score.total(score for scores in replies for score in scores)
 
     def _share(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Put the tensors where the workers see them; the weights just evaluated are there already."""
+        """Write the tensors to shared memory, unless these weights were the last ones written."""
         sent = self._sent
         if sent and sent[0] is broadcast.weights and sent[1] is broadcast.mask and not broadcast.extra:
             return {**sent[2], "round": broadcast.round, "lr": broadcast.lr}
@@ -202,8 +203,8 @@ class Pool:
     def _in_order(
         self, jobs: Iterable[Job], unpack: Callable[[dict[str, Any], Groups], Value]
     ) -> Iterator[Value]:
-        """Run jobs on the workers and yield results in order. At most two results a worker are under way, so
-        memory does not grow with the number of jobs."""
+        """Run jobs on the workers and yield results in order. At most two jobs per worker are submitted at a
+        time, so memory does not grow with the number of jobs."""
         source = iter(jobs)
         waiting: deque[Future[Value]] = deque()
         for job in source:
@@ -214,15 +215,15 @@ class Pool:
             yield waiting.popleft().result()
 
     def _run(self, job: Job, unpack: Callable[[dict[str, Any], Groups], Value]) -> Value:
-        region = self._regions.take()
+        region = self._regions.acquire()
         try:
-            reply = self._tried(job, region)
+            reply = self._run_with_retries(job, region)
         except BaseException:
-            self._regions.give_back(region)
+            self._regions.release(region)
             raise
         return unpack(reply, self._regions.lend(region, reply.get("layout", [])))
 
-    def _tried(self, job: Job, region: Region) -> dict[str, Any]:
+    def _run_with_retries(self, job: Job, region: Region) -> dict[str, Any]:
         deaths = 0
         while True:
             process = self._idle.get()
@@ -233,22 +234,23 @@ class Pool:
                     raise
                 process = self._replace(process)
                 deaths += 1
-                if deaths == TRIES:
+                if deaths == MAX_ATTEMPTS:
                     raise FeddumapError(
-                        f"the worker process of a {job[0]['verb']} job died {TRIES} times (last: {death}), "
-                        f"perhaps for want of memory: lower run.workers (now {self._workers}) and resume"
+                        f"the worker process of a {job[0]['verb']} job died {MAX_ATTEMPTS} times (last: "
+                        f"{death}), possibly out of memory: lower run.workers (now {self._workers}), then "
+                        "run `feddumap resume DIR`"
                     ) from None
             finally:
                 self._idle.put(process)
 
-    def _replace(self, dead: Process) -> Process:
-        fresh = self._worker()
+    def _replace(self, dead: WorkerProcess) -> WorkerProcess:
+        fresh = self._start_worker()
         self._processes[self._processes.index(dead)] = fresh
         dead.close()
         return fresh
 
     def close(self) -> None:
-        """End the workers, also in the middle of a job."""
+        """Kill the workers, even during a job."""
         self._closing = True
         for process in self._processes:
             process.kill()

@@ -1,4 +1,4 @@
-"""What `run.engine` names."""
+"""The engines that `run.engine` can name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 from feddumap.errors import FeddumapError
 
 ENGINES = {"ray": "feddumap.flower.ray"}
-"""Modules with a function `simulated(run)`, for the values of `run.engine` that name one."""
+"""Engine modules by the value of `run.engine`; each has a function `simulated(run)`."""
 
 
-def engine_named(name: str) -> Callable[[Any], Any] | None:
-    """What makes the cohort of a run: None for this machine's own processes. What cannot be used here is an
-    error."""
+def get_engine(name: str) -> Callable[[Any], Any] | None:
+    """The factory of a run's cohort, None for processes of this machine; an error if it is not available."""
     if name == "flower":
         raise FeddumapError(
-            "run.engine = 'flower': expected local or ray here, as Flower's nodes train under its own "
-            "commands; use `feddumap flower up`, or `flwr run` in a folder that `feddumap flower init` made"
+            "run.engine = 'flower': expected local or ray, since a federation is started by other "
+            "commands: use `feddumap flower up`, or `flwr run` in a folder that `feddumap flower init` made"
         )
     if name not in ENGINES:
         return None

@@ -1,4 +1,4 @@
-"""The loop of rounds: read it top to bottom."""
+"""The loop of training rounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Evaluate = Callable[[ServerState], Score]
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A line of records.jsonl. `metrics` are what the method's steps reported; they join the line."""
+    """A line of records.jsonl. The `metrics` reported by the method are merged into the line."""
 
     round: int
     accuracy: float | None
@@ -65,29 +65,32 @@ class RoundRecord:
         return {**value, **metrics}
 
 
-def first_state(architecture: Architecture, algorithm: Algorithm, weights: Tensors) -> ServerState:
-    """Before round 0: the first weights, and the server steps' initial tensors."""
+def initial_state(architecture: Architecture, algorithm: Algorithm, weights: Tensors) -> ServerState:
+    """The state before round 0: the initial weights and the initial tensors of the server steps."""
     state = ServerState(0, architecture, weights)
     return replace(state, steps=algorithm.server.init(state))
 
 
 def broadcast_of(state: ServerState, config: Config) -> Broadcast:
-    """What devices receive in the coming round; lr_t = lr · decay^t, t from 0."""
+    """The broadcast of the next round; lr_t = lr · decay^t, t from 0."""
     lr = config.train.lr * config.train.lr_decay**state.round
     return Broadcast(state.round, state.architecture, state.weights, lr, mask=state.mask)
 
 
 def take_census(cohort: Cohort, state: ServerState, config: Config, labels: Labels) -> Census:
-    """Ask every device for its number of samples and, where the method needs it, its label mix."""
+    """Ask every device for its number of samples and, if the method needs them, its label counts."""
     question = Question("census", {"labels": labels}, light=True)
     answers = list(cohort.survey(question, broadcast_of(state, config), range(config.data.devices)))
     samples = np.array([int(answer.values["samples"]) for answer in answers], dtype=np.int64)
     if labels == "none":
         return Census(samples)
     counts = np.array([label_counts(answer.values) for answer in answers], dtype=np.float64)
-    if counts.shape[1] != state.architecture.classes or not np.isfinite(counts).all() or (counts < 0).any():
+    classes = state.architecture.classes
+    valid = (np.isfinite(counts) & (counts >= 0)).all(axis=1) & (counts.shape[1] == classes)
+    if not valid.all():
+        device = answers[int(valid.argmin())].device
         raise FeddumapError(
-            f"a device sent label counts that are none: expected {state.architecture.classes}"
+            f"device {device} sent invalid label counts: expected {classes} non-negative numbers"
         )
     return Census(samples, counts)
 
@@ -99,28 +102,28 @@ def rounds(
     cohort: Cohort,
     evaluate: Evaluate,
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
-    """Train from `state` to the configured number of rounds, yielding after each."""
+    """Train from `state` to the configured number of rounds; yields the state and record of each round."""
     config = context.config
-    given = min(algorithm.shared, len(context.server))  # samples that each device got from the server, once
+    shared = min(algorithm.shared, len(context.server))  # samples the server sends each device, once
     everyone = range(config.data.devices)
-    gift = given * len(everyone) * _sample_bytes(context)
+    shared_bytes = shared * len(everyone) * _sample_bytes(context)
     last = algorithm.rounds(config)
     while state.round < last:
-        # 1. the model changes shape, if it is time
+        # 1. reshape: the model changes shape in some rounds
         metered = MeteredCohort(cohort)
         state, shape_metrics = algorithm.reshape(state, context, metered)
 
-        # 2. devices are chosen; those that would miss the deadline are not waited for
+        # 2. select: devices that would miss the deadline are dropped
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
         chosen = algorithm.choose(config, state.round)
-        timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, given))
+        timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, shared))
 
-        # 3. they train, and what they send is checked
-        gate = UploadFilter(message, timing, context.progress)
-        view = RoundView(context, state, message.lr, gate.receipts)
-        uploads = gate.admit(cohort.train(message, timing.finished))
+        # 3. train: uploads are checked as they arrive
+        upload_filter = UploadFilter(message, timing, context.progress)
+        view = RoundView(context, state, message.lr, upload_filter.receipts)
+        uploads = upload_filter.admit(cohort.train(message, timing.finished))
 
-        # 4. one model again; 5. the server's turn
+        # 4. aggregate; 5. server step
         weights, steps = state.weights, state.steps
         metrics: Metrics = {}
         if timing.finished:
@@ -129,15 +132,15 @@ def rounds(
             weights, steps, metrics = algorithm.server.apply(merged.weights, state.steps, view)
             metrics = {**merged.metrics, **metrics}
 
-        # 6. next round: the clock moves
+        # 6. advance the round and the clock
         number = state.round
         seconds = timing.seconds
         if number == 0 and algorithm.shared_on_clock:
-            seconds += context.clock.transfer(everyone, gift // len(everyone))
+            seconds += context.clock.transfer(everyone, shared_bytes // len(everyone))
         state = replace(state, round=number + 1, weights=weights, steps=steps, clock=state.clock + seconds)
         due = state.round % config.run.evaluate_every == 0 or state.round == last
         score = evaluate(state) if due else None
-        validated = _validated(state, context) if due else {}
+        validation = _validation_score(state, context) if due else {}
         yield (
             state,
             RoundRecord(
@@ -145,21 +148,21 @@ def rounds(
                 accuracy=score.accuracy if score else None,
                 loss=_finite(score.mean_loss) if score else None,
                 lr=message.lr,
-                devices=[receipt.device for receipt in gate.receipts],
-                samples=sum(receipt.samples for receipt in gate.receipts),
-                parameters=in_use(state),
+                devices=[receipt.device for receipt in upload_filter.receipts],
+                samples=sum(receipt.samples for receipt in upload_filter.receipts),
+                parameters=active_parameters(state),
                 macs=macs(state.architecture),
-                bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else gift),
-                bytes_up=sum(receipt.nbytes for receipt in gate.receipts) + metered.up,
+                bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else shared_bytes),
+                bytes_up=sum(receipt.nbytes for receipt in upload_filter.receipts) + metered.up,
                 clock=state.clock,
-                metrics={**shape_metrics, **metrics, **validated, **gate.metrics(metered.lost)},
+                metrics={**shape_metrics, **metrics, **validation, **upload_filter.metrics(metered.lost)},
             ),
         )
 
 
 class MeteredCohort:
-    """A cohort whose surveys are charged: the broadcast to each device asked, and each answer. Answers that
-    were `lost` are not passed on."""
+    """A cohort that counts the bytes of its surveys: the broadcast to each device asked and each answer.
+    Missing answers are collected in `lost` and not passed on."""
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort
@@ -180,11 +183,11 @@ class MeteredCohort:
 
 
 class UploadFilter:
-    """Lets good uploads through to the aggregation, one at a time, and remembers what passed.
+    """Passes valid uploads to the aggregation one at a time and keeps a receipt of each.
 
-    A device whose model is not finite, or whose upload was lost, is left out and named in the record; a model
-    of another form is an error, since this process and its devices run the same code. (What comes over a
-    network has been checked before: there it is a loss.)
+    A device whose model is not finite or whose upload is missing is skipped and named in the record. A model
+    with other names or shapes is an error, since this process and its devices run the same code; uploads
+    over a network are checked on arrival, and invalid ones are missing uploads.
     """
 
     def __init__(self, message: Broadcast, timing: Timing, progress: Progress) -> None:
@@ -200,11 +203,11 @@ class UploadFilter:
             if isinstance(upload, MissingUpload):
                 self._lost[str(upload.device)] = upload.reason
                 continue
-            fits = same_form(upload.weights, self._message.weights) and _named_alike(upload)
-            if upload.round != self._message.round or not fits:
+            valid = same_form(upload.weights, self._message.weights) and _extra_matches_weights(upload)
+            if upload.round != self._message.round or not valid:
                 raise FeddumapError(
                     f"device {upload.device} answered round {self._message.round} with a model of round "
-                    f"{upload.round} or of another form: server and device differ in version or method"
+                    f"{upload.round} or of another form: use the same version and method on both"
                 )
             finite = upload.finite
             if finite is None:
@@ -218,8 +221,8 @@ class UploadFilter:
         if not self.receipts and self._lost:
             device, reason = next(iter(self._lost.items()))
             raise FeddumapError(
-                f"round {self._message.round}: none of {expected} devices sent a model that can be used "
-                f"(device {device}: {reason}): mend that and resume"
+                f"round {self._message.round}: none of {expected} devices sent a usable model "
+                f"(device {device}: {reason}): fix that, then run `feddumap resume DIR`"
             )
         if not self.receipts:
             raise FeddumapError(
@@ -228,14 +231,14 @@ class UploadFilter:
             )
 
     def metrics(self, unanswered: Mapping[str, str]) -> Metrics:
-        """What deserves a place in the record: only where something was left out, here or in a survey."""
+        """The devices left out of this round or of its survey, for the record; empty if there are none."""
         dropped, lost = list(self._timing.dropped), {**unanswered, **self._lost}
         left_out: Metrics = {"dropped": dropped, "rejected": self._rejected, "lost": lost}
         return {name: devices for name, devices in left_out.items() if devices}
 
 
-def _named_alike(upload: Upload) -> bool:
-    """Whether all that an upload carries besides its weights is shaped like the weights it is named after."""
+def _extra_matches_weights(upload: Upload) -> bool:
+    """Whether every extra tensor has the shape and dtype of the weight it is named after."""
     for name, tensor in upload.extra.items():
         like = upload.weights.get(name.rsplit("/", 1)[-1])
         if like is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
@@ -243,8 +246,8 @@ def _named_alike(upload: Upload) -> bool:
     return True
 
 
-def _validated(state: ServerState, context: Context) -> Metrics:
-    """The model's score on the images that the server keeps from training, if there are any."""
+def _validation_score(state: ServerState, context: Context) -> Metrics:
+    """The model's score on the validation images, if there are any."""
     if context.validation is None:
         return {}
     score = score_weights(state.architecture, state.weights, context.validation, context.config)
@@ -256,7 +259,7 @@ def _sample_bytes(context: Context) -> int:
 
 
 def _work(
-    algorithm: Algorithm, message: Broadcast, context: Context, chosen: Sequence[int], given: int
+    algorithm: Algorithm, message: Broadcast, context: Context, chosen: Sequence[int], shared: int
 ) -> Work:
     config, samples = context.config, context.census.samples[list(chosen)]
     return Work(
@@ -264,15 +267,15 @@ def _work(
         full_macs=full_macs(message.architecture),
         bytes_down=message.nbytes,
         bytes_up=algorithm.reply(message),
-        samples=algorithm.passes(samples, given, config),
+        samples=algorithm.passes(samples, shared, config),
         own=samples * config.train.epochs,
     )
 
 
-def in_use(state: ServerState) -> int:
-    """Trainable scalars without those that a mask leaves out."""
-    left_out = sum(int((~kept).sum()) for kept in state.mask.values())
-    return parameters(state.architecture) - left_out
+def active_parameters(state: ServerState) -> int:
+    """The number of trainable parameters that the mask, if any, keeps."""
+    masked = sum(int((~kept).sum()) for kept in state.mask.values())
+    return parameters(state.architecture) - masked
 
 
 def _finite(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Tensors in memory that several processes see, without a name on disk that could be left behind."""
+"""Tensors in anonymous shared memory: there is no file that could be left behind."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _anonymous_file() -> int:
 
 
 class Region:
-    """A stretch of shared memory behind a file descriptor that child processes inherit."""
+    """A block of shared memory with a file descriptor that child processes inherit. It grows as needed."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _anonymous_file() if fd is None else fd
         self._memory: mmap.mmap | None = None
 
     def _map(self, size: int) -> mmap.mmap:
-        """The mapping, made anew if another process (or this one) has enlarged the file."""
+        """The mapping, renewed if this or another process has enlarged the file."""
         if os.fstat(self.fd).st_size < size:
             os.ftruncate(self.fd, size)
         if self._memory is None or len(self._memory) < size:
@@ -43,7 +43,7 @@ class Region:
         return self._memory
 
     def write(self, groups: Mapping[str, Tensors]) -> Layout:
-        """Copy the tensors in, one after another; returns where they lie."""
+        """Copy tensors into the region; returns their layout."""
         layout: Layout = []
         end = 0
         for group, tensors in groups.items():
@@ -57,13 +57,13 @@ class Region:
         return layout
 
     def read(self, layout: Layout) -> dict[str, Tensors]:
-        """Views of what was written: copy what must outlive the next write."""
+        """Views of the tensors written last, valid until the next write."""
         return self._views(self._memory_of(layout), layout)
 
-    def lend(self, layout: Layout, returned: Callable[[], None]) -> dict[str, Tensors]:
-        """Views of what was written; `returned` is called when the last of them is gone."""
-        buffer = memoryview(self._memory_of(layout))  # every view keeps it alive, and nothing else does
-        weakref.finalize(buffer, returned)
+    def lend(self, layout: Layout, on_release: Callable[[], None]) -> dict[str, Tensors]:
+        """Views of the tensors written last; `on_release` is called when the last view is deleted."""
+        buffer = memoryview(self._memory_of(layout))  # only the views keep it alive
+        weakref.finalize(buffer, on_release)
         return self._views(buffer, layout)
 
     def _memory_of(self, layout: Layout) -> mmap.mmap:
@@ -83,39 +83,39 @@ class Region:
 
 
 class RegionPool:
-    """Regions that workers write to in turn. What one wrote is lent out as it lies there and the region comes
-    back by itself; but some always stay, so that whoever keeps what was lent keeps nobody waiting."""
+    """Regions for the results of workers. Results are views into a region, which is free again when they are
+    deleted. The last `reserve` regions are never lent, so a caller holding views cannot deadlock the pool."""
 
-    def __init__(self, count: int, stay: int) -> None:
+    def __init__(self, count: int, reserve: int) -> None:
         self.all: Sequence[Region] = [Region() for _ in range(count)]
         self._free: queue.SimpleQueue[Region] = queue.SimpleQueue()
         for region in self.all:
             self._free.put(region)
-        self._lock = threading.RLock()  # a region may come back while this thread holds it
-        self._left = count - stay
+        self._lock = threading.RLock()  # a finalizer may run while this thread holds it
+        self._lendable = count - reserve
 
-    def take(self) -> Region:
-        """A free region, for a job's memories and its results."""
+    def acquire(self) -> Region:
+        """A free region; blocks until there is one."""
         return self._free.get()
 
-    def give_back(self, region: Region) -> None:
+    def release(self, region: Region) -> None:
         self._free.put(region)
 
     def lend(self, region: Region, layout: Layout) -> dict[str, Tensors]:
-        """What was written there, as it lies or, if too much is lent already, copied."""
+        """The tensors written to a region: views or, if only the reserve is left, copies."""
         with self._lock:
-            lent = self._left > 0
-            self._left -= lent
+            lent = self._lendable > 0
+            self._lendable -= lent
         if lent:
-            return region.lend(layout, lambda: self._returned(region))
+            return region.lend(layout, lambda: self._release_lent(region))
         try:
-            return copied(region.read(layout))
+            return clone_groups(region.read(layout))
         finally:
-            self.give_back(region)
+            self.release(region)
 
-    def _returned(self, region: Region) -> None:
+    def _release_lent(self, region: Region) -> None:
         with self._lock:
-            self._left += 1
+            self._lendable += 1
         self._free.put(region)
 
     def close(self) -> None:
@@ -123,8 +123,8 @@ class RegionPool:
             region.close()
 
 
-def copied(groups: dict[str, Tensors]) -> dict[str, Tensors]:
-    """The same, in memory of their own."""
+def clone_groups(groups: dict[str, Tensors]) -> dict[str, Tensors]:
+    """Copies of the tensors."""
     return {
         group: {name: tensor.clone() for name, tensor in tensors.items()} for group, tensors in groups.items()
     }

@@ -1,6 +1,6 @@
-"""A worker process: reads jobs as JSON lines, finds tensors in shared memory, answers in the same way.
+"""A worker process: jobs and replies are JSON lines over pipes, with their tensors in shared memory.
 
-It ends at once when the process it works for goes away, however that happened, since its pipe then closes.
+It exits when its parent exits, even if that is killed, because its pipe then closes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from feddumap.system.determinism import deterministic
 
 
 class Worker:
-    """What one process can do for the pool. Each job names the region of `up` where the devices' memories
-    are and, after it, what they send; the other regions are only read."""
+    """Runs jobs. A job names a region of `up`, which passes the states of its devices and receives its
+    results; the other regions are only read."""
 
     def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Sequence[Region]) -> None:
         sys.path[:] = setup["path"]
@@ -39,28 +39,28 @@ class Worker:
         data = dataset.read(Path(setup["dataset"]), verify=False)
         arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
         split = Split.from_arrays(arrays, len(data.train_labels))
-        self._desk = Executor(config, SplitHoldings(data, split, config.run.seed), compose(config))
-        self._examiner = Evaluator(data, config)
+        self._executor = Executor(config, SplitHoldings(data, split, config.run.seed), compose(config))
+        self._evaluator = Evaluator(data, config)
         self._down, self._up = down, up
 
-    def do(self, job: dict[str, Any]) -> dict[str, Any]:
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
         broadcast = unpack_broadcast(job["broadcast"], self._down)
         up = self._up[job["region"]]
         match job["verb"]:
             case "train":
-                known = clone_groups(up.read(job["memory"]))
-                trained = [self._desk.train(broadcast, k, known.get(str(k), {})) for k in job["devices"]]
+                states = clone_groups(up.read(job["memory"]))
+                trained = [self._executor.train(broadcast, k, states.get(str(k), {})) for k in job["devices"]]
                 return pack_uploads(trained, up)
             case "survey":
                 question = Question(**job["question"])
-                answers = [self._desk.answer(question, broadcast, device) for device in job["devices"]]
+                answers = [self._executor.answer(question, broadcast, device) for device in job["devices"]]
                 return pack_answers(answers, up)
             case "evaluate":
-                model = self._examiner.model(broadcast.architecture, broadcast.weights)
-                scores = [self._examiner.chunk(model, start, stop) for start, stop in job["spans"]]
+                model = self._evaluator.model(broadcast.architecture, broadcast.weights)
+                scores = [self._evaluator.chunk(model, start, stop) for start, stop in job["spans"]]
                 return {"scores": [[score.correct, score.loss, score.count] for score in scores]}
             case verb:
-                raise ValueError(f"no such job: {verb}")
+                raise ValueError(f"unknown job: {verb}")
 
 
 def pack_broadcast(broadcast: Broadcast, region: Region) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def unpack_broadcast(value: dict[str, Any], region: Region) -> Broadcast:
 
 def pack_uploads(results: list[tuple[Upload, Tensors]], region: Region) -> dict[str, Any]:
     groups: dict[str, Tensors] = {}
-    for i, (upload, kept) in enumerate(results):
-        groups |= {f"{i}/weights": upload.weights, f"{i}/extra": upload.extra, f"{i}/memory": kept}
+    for i, (upload, state) in enumerate(results):
+        groups |= {f"{i}/weights": upload.weights, f"{i}/extra": upload.extra, f"{i}/memory": state}
     uploads = [
         {
             "device": upload.device,
@@ -102,13 +102,13 @@ def pack_uploads(results: list[tuple[Upload, Tensors]], region: Region) -> dict[
 
 
 def unpack_uploads(value: dict[str, Any], groups: dict[str, Tensors]) -> list[tuple[Upload, Tensors]]:
-    """The uploads, and what the devices keep."""
+    """The uploads and the new states of their devices."""
     results = []
     for i, fields in enumerate(value["uploads"]):
         weights, extra = groups.get(f"{i}/weights", {}), groups.get(f"{i}/extra", {})
         finite = all_finite(weights) and all_finite(extra)
-        kept = groups.get(f"{i}/memory", {})
-        results.append((Upload(**fields, weights=weights, extra=extra, finite=finite), kept))
+        state = groups.get(f"{i}/memory", {})
+        results.append((Upload(**fields, weights=weights, extra=extra, finite=finite), state))
     return results
 
 
@@ -125,16 +125,16 @@ def unpack_answers(value: dict[str, Any], groups: dict[str, Tensors]) -> list[An
 def _read_jobs(lines: TextIO, jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in lines:
         jobs.put(json.loads(line))
-    os._exit(0)  # the parent is gone: do not finish a device nobody waits for
+    os._exit(0)  # the parent exited: its result is not needed any more
 
 
 def main(fds: Sequence[int]) -> None:
-    """Work for ever. The file descriptors are those of jobs, replies and the regions."""
-    orders = os.fdopen(fds[0], encoding="utf-8")
+    """Run jobs forever. `fds` are the file descriptors of jobs, replies and the regions."""
+    lines = os.fdopen(fds[0], encoding="utf-8")
     replies = os.fdopen(fds[1], "w", encoding="utf-8", buffering=1)
     down, fixed, *up = (Region(fd) for fd in fds[2:])
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(orders, jobs), daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(lines, jobs), daemon=True).start()
     with deterministic():
         worker: Worker | None = None
         while True:
@@ -144,7 +144,7 @@ def main(fds: Sequence[int]) -> None:
                     worker = Worker(job, down, fixed, up)
                     reply: dict[str, Any] = {"ready": os.getpid()}
                 else:
-                    reply = worker.do(job)
+                    reply = worker.run(job)
             except FeddumapError as error:
                 reply = {"error": str(error)}
             except Exception:  # sent to the parent, which raises it there

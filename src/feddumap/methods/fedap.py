@@ -21,9 +21,9 @@ from feddumap.models.cost import macs, parameter_names, parameters
 from feddumap.pruning.dependency_graph import PrunableLayer, prunable
 from feddumap.pruning.global_rate import GlobalRate, fixed_rate, node_average
 from feddumap.pruning.ranks import feature_ranks
-from feddumap.pruning.rates import lowest_ranked, layer_rates, threshold
+from feddumap.pruning.rates import layer_rates, lowest_ranked, threshold
 from feddumap.pruning.removal import dry_run, plan
-from feddumap.training.model import make
+from feddumap.training.backends import make_model
 
 
 class Pruning(Rates, Coupled):
@@ -83,7 +83,7 @@ def ask_ranks(
 ) -> dict[str, list[float]]:
     """Feature-map ranks on the server's images or, if it has none, on one device that sends them."""
     if len(context.server):
-        model = make(state.architecture, state.weights, context.config.train.kernels)
+        model = make_model(state.architecture, state.weights, context.config.train.kernels)
         return feature_ranks(
             model, layers, context.server, lambda done, total: context.progress("feature ranks", done, total)
         )

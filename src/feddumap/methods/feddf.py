@@ -25,9 +25,10 @@ from feddumap.core.rng import stream
 from feddumap.core.tensors import weighted_mean
 from feddumap.methods.fedavg import fedavg
 from feddumap.methods.registry import Settings, recipe
+from feddumap.training.backends import make_model
 from feddumap.training.evaluation import chunks, score
 from feddumap.training.loop import fit
-from feddumap.training.model import Model, make
+from feddumap.training.model import Model
 from feddumap.training.optimizers import adam
 from feddumap.training.samples import Batch, Epoch, ImageSource, Samples
 
@@ -73,7 +74,7 @@ def ensemble_distillation(max_steps: int, patience: int) -> Aggregate:
         mean = weighted_mean(models())
         targets = total / len(view.receipts)
         kernels = view.context.config.train.kernels
-        student = Student(make(view.state.architecture, mean, kernels), transfer, targets, validation)
+        student = Student(make_model(view.state.architecture, mean, kernels), transfer, targets, validation)
         rng = stream(view.context.config.run.seed, "distil", view.state.round)
         data = student.batches(rng, max_steps, patience)
         steps = fit(student.model, data, adam(CLIP), lambda step: cosine(step, max_steps), kl_divergence)
@@ -97,7 +98,7 @@ def split(view: RoundView) -> tuple[Samples, Samples]:
 
 def logits(weights: Tensors, samples: Samples, view: RoundView) -> torch.Tensor:
     """A received model's outputs, in eval mode."""
-    model = make(view.state.architecture, weights, view.context.config.train.kernels)
+    model = make_model(view.state.architecture, weights, view.context.config.train.kernels)
     return torch.cat([model.outputs(samples.images[a:b]) for a, b in chunks(len(samples))])
 
 

@@ -30,9 +30,10 @@ from feddumap.device.task import Task
 from feddumap.methods.registry import Settings, recipe
 from feddumap.methods.settings import Transfer
 from feddumap.models import initialise
+from feddumap.training.backends import make_model
 from feddumap.training.evaluation import chunks
 from feddumap.training.loop import fit
-from feddumap.training.model import Model, make
+from feddumap.training.model import Model
 from feddumap.training.optimizers import UpdateRule, adam, sgd
 from feddumap.training.samples import Samples, batches
 
@@ -80,7 +81,7 @@ class Training:
         architecture, weights = start
         if self.epochs is not None:
             weights = initialise(architecture, int(rng.integers(2**31)))
-        model = make(architecture, weights, config.train.kernels, config.run.device)
+        model = make_model(architecture, weights, config.train.kernels, config.run.device)
         size, rule, rate = self._hyperparameters(lr, config)
         placed = samples.to(config.run.device)
         epochs = self.epochs_of(config)
@@ -191,7 +192,7 @@ def consistent_voting(partitions: int, training: Training) -> Aggregate:
             """One pass over the uploads: each device votes as its students enter the mean."""
             for upload in uploads:
                 students = students_of(upload, partitions)
-                networks = (make(shape, student, config.train.kernels) for student in students)
+                networks = (make_model(shape, student, config.train.kernels) for student in students)
                 add_votes(votes, [predictions(network, server.images) for network in networks])
                 for student in students:
                     yield upload.samples, student

@@ -18,7 +18,7 @@ from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, pruned_metho
 from feddumap.methods.registry import recipe
 from feddumap.methods.settings import Base, Rates
 from feddumap.pruning.global_rate import GlobalRate
-from feddumap.pruning.masks import changes, magnitude_mask, maskable, apply_mask
+from feddumap.pruning.masks import apply_mask, changes, magnitude_mask, maskable
 
 
 class Magnitude(Rates):

@@ -40,10 +40,11 @@ from feddumap.methods.registry import Settings, recipe
 from feddumap.methods.settings import Base
 from feddumap.models.cost import parameters
 from feddumap.pruning.adjustment import SHARE, Costs, adjust, adjustable_share, change_mask, weight_costs
-from feddumap.pruning.masks import changes, apply_mask
+from feddumap.pruning.masks import apply_mask, changes
+from feddumap.training.backends import make_model
 from feddumap.training.evaluation import score
 from feddumap.training.loop import fit
-from feddumap.training.model import Model, make, to_cpu
+from feddumap.training.model import Model, to_cpu
 from feddumap.training.optimizers import masked, sgd, with_gradient_hook
 from feddumap.training.samples import Samples, batches
 
@@ -173,7 +174,7 @@ def first_mask(question: Question, task: Task) -> Answer:
     some = Samples(samples.images[chosen], samples.labels[chosen])
     shape = task.broadcast.architecture
     # on the CPU, whatever run.device is
-    model = make(shape, task.broadcast.weights, task.config.train.kernels)
+    model = make_model(shape, task.broadcast.weights, task.config.train.kernels)
     search = Search(model, some, costs, shape.classes, task.shift(some))
     mask, dense = search.run(settings["rounds"], task.rng("first-mask-batches"))
     bits = {f"mask/{name}": torch.from_numpy(np.packbits(kept)) for name, kept in mask.items()}
@@ -214,7 +215,8 @@ class Search:
             if calm == CHANGES:
                 break
         weights = self.model.weights()
-        return mask, change_mask(weights, mask, dense, mask)[1] | {k: t for k, t in weights.items() if k not in mask}
+        unmasked = {name: tensor for name, tensor in weights.items() if name not in mask}
+        return mask, change_mask(weights, mask, dense, mask)[1] | unmasked
 
     def _train(self, mask: Tensors, squares: Tensors, rng: np.random.Generator) -> None:
         """Ten passes over the images; adds Σ g² to `squares`."""

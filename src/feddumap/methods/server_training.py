@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from feddumap.core.algorithm import Progress, RoundView
 from feddumap.core.messages import Tensors
 from feddumap.core.rng import stream
+from feddumap.training.backends import make_model
 from feddumap.training.loop import fit
-from feddumap.training.model import make
 from feddumap.training.optimizers import UpdateRule, masked, sgd
 from feddumap.training.samples import Batch, Samples, batches, label_shift
 
@@ -29,7 +29,7 @@ def train_copy(
     """`weights` after E epochs on `samples` at the round's learning rate, by plain SGD unless `rule` is
     given, inside the mask."""
     config = view.context.config
-    model = make(view.state.architecture, weights, config.train.kernels, config.run.device)
+    model = make_model(view.state.architecture, weights, config.train.kernels, config.run.device)
     rng = stream(config.run.seed, "server-batches", view.state.round)
     placed = samples.to(config.run.device)
     train = config.train

@@ -1,1 +1,1 @@
-"""FedAP: a pruning rate from the curvature of each node's loss, and filters removed for good."""
+"""Pruning: rates from the curvature of the loss, filter removal and weight masks."""

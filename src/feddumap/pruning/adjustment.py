@@ -1,4 +1,4 @@
-"""PruneFL's adjustment: which weights are worth the time they cost (Jiang et al.)."""
+"""PruneFL's mask adjustment: the largest gain per second of a round (Jiang et al.)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from feddumap.pruning.masks import maskable
 
 SHARE, HALF_LIFE = 0.3, 10_000
 CONSTANT = 0.55
-"""The part of a device's training time that no mask saves. PruneFL's authors give 17.4 of 31.5 s for VGG11
-and 1.25 of 2.25 s for a smaller network, in the configurations of their published code."""
+"""The share of a device's training time that masks do not reduce: the configurations of PruneFL's published
+code have 17.4 of 31.5 s for VGG11 and 1.25 of 2.25 s for a smaller network."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a round: `fixed`, and so many more for each weight of a tensor."""
+    """The duration of a round: `fixed` seconds, and seconds per weight of each tensor."""
 
     fixed: float
     weight: Mapping[str, float]
 
 
-def costs_of(architecture: Architecture, clock: Clock, devices: list[int], samples: np.ndarray) -> Costs:
-    """T = T0 + Σ c_l |w_l|, which for all weights is a round of the virtual clock. c_l is a weight's share of
-    the training time that masks can save, by its layer's multiply-adds, and the time to send it both ways; T0
-    is what they cannot save, the constant part of training and the time to send what is never masked."""
+def weight_costs(architecture: Architecture, clock: Clock, devices: list[int], samples: np.ndarray) -> Costs:
+    """T = T0 + Σ c_l |w_l|, which without a mask is the duration of a round by the virtual clock. c_l is a
+    weight's share of the reducible training time, by the multiply-adds of its layer, plus the time to send it
+    both ways; T0 is the constant part of training plus the time to send tensors without a mask."""
     whole = macs(architecture)
     train = clock.round(devices, Work(whole, whole, 0, 0, samples, samples)).seconds
     send = clock.round(devices, Work(0, whole, 4, 4, samples, samples)).seconds
@@ -50,43 +50,42 @@ def weight_sizes(architecture: Architecture) -> dict[str, int]:
     return {name: named[name].numel() for name in maskable(architecture, biases=False)}
 
 
-def share_at(number: int) -> float:
-    """ρ_t = 0.3 · 0.5^(t/10000): how much of each layer is up for discussion."""
+def adjustable_share(number: int) -> float:
+    """ρ_t = 0.3 · 0.5^(t/10000): the share of the active weights of each tensor that may be pruned."""
     return float(SHARE * 0.5 ** (number / HALF_LIFE))
 
 
 def adjust(weights: Tensors, mask: Tensors, squares: Tensors, costs: Costs, share: float) -> Tensors:
-    """The mask that gains most a second, with g² as a weight's gain and c_l as its cost.
+    """The mask with the largest gain per second, with g² as the gain of a weight and c_l as its cost.
 
-    Open to discussion are, of each tensor, the ρ smallest |w| in use and all that are not in use; the rest
-    stays, and so does what has no mask. With N = Σ g² and T = T0 + Σ c_l over what stays, the open weight
-    with the largest g²/c_l is taken as long as that exceeds N/T, which it then joins.
-    """
-    open_: dict[str, torch.Tensor] = {}
+    The candidates are, of each tensor, the share ρ of active weights with the smallest |w| and all inactive
+    weights; the other weights and the tensors without a mask are kept. With N = Σ g² and T = T0 + Σ c_l over
+    the weights kept so far, the candidate with the largest g²/c_l is added to them while it exceeds N/T."""
+    candidates: dict[str, torch.Tensor] = {}
     gain = sum(float(square.double().sum()) for name, square in squares.items() if name not in mask)
     time = costs.fixed
     for name, used in mask.items():
         flat = used.reshape(-1)
         positions = flat.nonzero().reshape(-1)
         order = weights[name].reshape(-1)[positions].abs().argsort(stable=True)
-        open_[name] = ~flat
-        open_[name][positions[order[: math.floor(share * len(positions))]]] = True
-        stays = ~open_[name]
-        gain += float(squares[name].reshape(-1)[stays].double().sum())
-        time += costs.weight[name] * int(stays.sum())
-    gains = torch.cat([squares[name].reshape(-1)[choice].double() for name, choice in open_.items()])
+        candidates[name] = ~flat
+        candidates[name][positions[order[: math.floor(share * len(positions))]]] = True
+        kept = ~candidates[name]
+        gain += float(squares[name].reshape(-1)[kept].double().sum())
+        time += costs.weight[name] * int(kept.sum())
+    gains = torch.cat([squares[name].reshape(-1)[choice].double() for name, choice in candidates.items()])
     prices = torch.cat(
-        [torch.full((int(c.sum()),), costs.weight[n], dtype=torch.float64) for n, c in open_.items()]
+        [torch.full((int(c.sum()),), costs.weight[n], dtype=torch.float64) for n, c in candidates.items()]
     )
     order = (gains / prices).argsort(descending=True, stable=True)
     before = gain + gains[order].cumsum(0) - gains[order], time + prices[order].cumsum(0) - prices[order]
     worth = gains[order] * before[1] > before[0] * prices[order]
     count = int(worth.long().cumprod(0).sum())
-    taken = torch.zeros_like(gains, dtype=torch.bool)
-    taken[order[:count]] = True
+    chosen = torch.zeros_like(gains, dtype=torch.bool)
+    chosen[order[:count]] = True
     adjusted: Tensors = {}
     for (name, choice), part in zip(
-        open_.items(), torch.split(taken, [int(c.sum()) for c in open_.values()]), strict=True
+        candidates.items(), torch.split(chosen, [int(c.sum()) for c in candidates.values()]), strict=True
     ):
         flat = ~choice
         flat[choice] = part
@@ -94,7 +93,8 @@ def adjust(weights: Tensors, mask: Tensors, squares: Tensors, costs: Costs, shar
     return adjusted
 
 
-def swap(weights: Tensors, mask: Tensors, dense: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
-    """Weights under a new mask, and all weights: those that come back have the values they left with."""
+def change_mask(weights: Tensors, mask: Tensors, dense: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
+    """The weights under a new mask, and all weights with the last values of those pruned. Weights that become
+    active again start from these values."""
     whole = {name: torch.where(mask[name], weights[name], dense[name]) for name in mask}
     return {**weights, **{name: whole[name] * new[name] for name in mask}}, whole

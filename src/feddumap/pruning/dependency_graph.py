@@ -1,4 +1,4 @@
-"""Which convolutions of a network can lose filters, and which must lose the same ones."""
+"""Finds the convolutions whose filters can be removed, and those that must lose the same filters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from feddumap.models import INPUT_SHAPE, build
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Convolutions that share their output channels. The first leads; `followers` are depthwise.
+class PrunableLayer:
+    """Convolutions that share their output channels; the first is the `leader`, `followers` are depthwise.
 
-    `feature` of each member is the module whose output, after ReLU, is its feature map: the batch norm behind
-    it, or itself.
+    `features` has for each member the module whose output, after ReLU, is its feature map: its batch norm, or
+    itself.
     """
 
     members: tuple[str, ...]
@@ -32,14 +32,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Prunable:
-    """The layers of a network that can be cut, and why the other convolutions cannot."""
+class PrunableLayers:
+    """The layers of a network that can be pruned, and the reasons why other convolutions cannot."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[PrunableLayer, ...]
     refused: dict[str, str] = field(default_factory=dict)
 
-    def choose(self, *, coupled: bool) -> tuple[Layer, ...]:
-        """Layers of one convolution, and with `coupled` also those tied together by sums."""
+    def choose(self, *, coupled: bool) -> tuple[PrunableLayer, ...]:
+        """The layers of a single convolution and, with `coupled`, those of several."""
         chosen = tuple(layer for layer in self.layers if coupled or len(layer.members) == 1)
         if not chosen:
             reasons = [f"{name}: {reason}" for name, reason in self.refused.items()]
@@ -61,19 +61,19 @@ def trace(network: nn.Module) -> Any:
             return torch_pruning.DependencyGraph().build_dependency(
                 network.eval(), example_inputs=example, verbose=False
             )
-    except Exception as error:  # whatever a network of the user's may raise while it is traced
+    except Exception as error:  # a user's network may raise anything while traced
         raise FeddumapError(f"the network cannot be traced for pruning: {error}") from error
 
 
 @lru_cache(maxsize=8)
-def prunable(architecture: Architecture) -> Prunable:
-    """Find the layers of an architecture; convolutions that cannot be pruned are named with the reason."""
+def prunable(architecture: Architecture) -> PrunableLayers:
+    """The prunable layers of an architecture."""
     import torch_pruning
 
     network = build(architecture)
     graph = trace(network)
     names = {module: name for name, module in network.named_modules()}
-    layers: list[Layer] = []
+    layers: list[PrunableLayer] = []
     refused: dict[str, str] = {}
     seen: set[str] = set()
     for name, module in network.named_modules():
@@ -87,21 +87,21 @@ def prunable(architecture: Architecture) -> Prunable:
         touched = [
             (item.dep.target.module, graph.is_out_channel_pruning_fn(item.dep.handler)) for item in group
         ]
-        tied = [
+        coupled = [
             other
             for other, outwards in touched
             if isinstance(other, nn.Conv2d) and outwards and other in names
         ]
-        members = tuple(dict.fromkeys(names[other] for other in tied if other.groups == 1))
-        followers = tuple(dict.fromkeys(names[other] for other in tied if _depthwise(other)))
+        members = tuple(dict.fromkeys(names[other] for other in coupled if other.groups == 1))
+        followers = tuple(dict.fromkeys(names[other] for other in coupled if _depthwise(other)))
         seen.update(members)
         reason = _reason(touched, names)
         if reason:
             refused.update(dict.fromkeys(members, reason))
         else:
             features = tuple(_feature(graph, network.get_submodule(member), names) for member in members)
-            layers.append(Layer(members, followers, features))
-    return Prunable(tuple(layers), refused)
+            layers.append(PrunableLayer(members, followers, features))
+    return PrunableLayers(tuple(layers), refused)
 
 
 def _depthwise(module: nn.Conv2d) -> bool:
@@ -109,7 +109,7 @@ def _depthwise(module: nn.Conv2d) -> bool:
 
 
 def _reason(touched: list[tuple[Any, bool]], names: dict[nn.Module, str]) -> str:
-    """Why the channels cannot be removed, or nothing."""
+    """Why the channels cannot be removed; empty if they can."""
     for other, _ in touched:
         if isinstance(other, nn.Conv2d) and other.groups > 1 and not _depthwise(other):
             return f"its channels run through {names[other]}, which has {other.groups} groups"
@@ -119,6 +119,6 @@ def _reason(touched: list[tuple[Any, bool]], names: dict[nn.Module, str]) -> str
 
 
 def _feature(graph: Any, module: nn.Module, names: dict[nn.Module, str]) -> str:
-    behind = [node.module for node in graph.module2node[module].outputs]
-    norms = [other for other in behind if isinstance(other, nn.BatchNorm2d)]
+    outputs = [node.module for node in graph.module2node[module].outputs]
+    norms = [other for other in outputs if isinstance(other, nn.BatchNorm2d)]
     return names[norms[0] if norms else module]

@@ -1,4 +1,4 @@
-"""Nodes and their pruning rates: asking for them, and the one rate that they make together."""
+"""The global pruning rate p*: fixed, or a weighted average of the rates of the nodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from feddumap.core.sampling import select
 from feddumap.data.label_mix import divergence
 from feddumap.errors import FeddumapError
 from feddumap.pruning.rates import node_rate, node_weights
-from feddumap.training.model import make
+from feddumap.training.backends import make_model
 
 SERVER = -1
-"""The server's place in a list of nodes."""
+"""The device number of the server in a list of nodes."""
 
 GlobalRate = Callable[[ServerState, Context, Cohort], tuple[float, list[dict[str, Any]]]]
-"""Finds p*; and tells of the nodes it was found from."""
+"""Computes p*, and a report of each node for the record."""
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node and what it says of its curvature."""
+class NodeReport:
+    """The pruning rate of a node, and the inputs of its weight ω_k."""
 
     device: int
     samples: int
@@ -33,34 +33,36 @@ class Node:
     rate: dict[str, Any]
 
 
-def fixed(rate: float) -> GlobalRate:
-    """A given p*: nobody is asked."""
+def fixed_rate(rate: float) -> GlobalRate:
+    """A given p*."""
     return lambda state, context, cohort: (rate, [])
 
 
-def from_nodes(
+def node_average(
     mode: Literal["density", "gap"], who: Literal["all", "selected", "server"], max_rate: float | None
 ) -> GlobalRate:
-    """p* = Σ ω_k p_k, with a rate p_k from each node."""
+    """p* = Σ ω_k p_k over the rates p_k of the nodes."""
     question = Question("rate", {"mode": mode, "max_rate": max_rate}, partial=True)
 
     def rate(state: ServerState, context: Context, cohort: Cohort) -> tuple[float, list[dict[str, Any]]]:
         nodes = survey_rates(state, context, cohort, question, who)
         weights = node_weights([node.samples for node in nodes], [node.degree for node in nodes])
-        told = [
+        reports = [
             {"device": node.device, "samples": node.samples, "degree": node.degree, "weight": float(weight)}
             | node.rate
             for weight, node in zip(weights, nodes, strict=True)
         ]
-        return float(sum(weight * node.rate["p"] for weight, node in zip(weights, nodes, strict=True))), told
+        return float(
+            sum(weight * node.rate["p"] for weight, node in zip(weights, nodes, strict=True))
+        ), reports
 
     return rate
 
 
 def survey_rates(
     state: ServerState, context: Context, cohort: Cohort, question: Question, who: str
-) -> list[Node]:
-    """p_k of the server and of the devices asked."""
+) -> list[NodeReport]:
+    """The rates p_k of the server and of the devices that `who` names."""
     config = context.config
     devices: Sequence[int] = {
         "all": range(config.data.devices),
@@ -71,24 +73,24 @@ def survey_rates(
     nodes = []
     if len(context.server):
         context.progress("pruning rates", 0, expected)
-        own = node_rate(
-            make(state.architecture, state.weights, config.train.kernels), state.architecture, context.server,
-            question, config.run.seed, ("server", state.round),
-        )  # fmt: skip
-        nodes.append(Node(SERVER, len(context.server), degree_of(SERVER, state, context), own.to_json()))
+        model = make_model(state.architecture, state.weights, config.train.kernels)
+        stream_name = ("server", state.round)
+        own = node_rate(model, state.architecture, context.server, question, config.run.seed, stream_name)
+        degree = degree_of(SERVER, state, context)
+        nodes.append(NodeReport(SERVER, len(context.server), degree, own.to_json()))
     message = Broadcast(state.round, state.architecture, state.weights, 0.0, mask=state.mask)
     for answer in cohort.survey(question, message, devices):
         check_rate(answer)
         samples = int(context.census.samples[answer.device])
         degree = degree_of(answer.device, state, context)
-        nodes.append(Node(answer.device, samples, degree, dict(answer.values)))
+        nodes.append(NodeReport(answer.device, samples, degree, dict(answer.values)))
         context.progress("pruning rates", len(nodes), expected)
     return nodes
 
 
 def degree_of(device: int, state: ServerState, context: Context) -> float:
-    """D(P_k) of a node, by what devices told of their labels; where they told nothing (only the server's
-    rate is asked for, and has all the weight) it is 0."""
+    """D(P_k) of a node by the label counts of the census; 0 without them, since the server is then the only
+    node."""
     counts = context.census.labels
     if counts is None:
         return 0.0
@@ -97,7 +99,7 @@ def degree_of(device: int, state: ServerState, context: Context) -> float:
 
 
 def check_rate(answer: Answer) -> None:
-    """A rate is a number from 0 to 1, whoever sends it."""
+    """Raise an error unless an answer has a rate from 0 to 1."""
     p = answer.values.get("p")
     if not isinstance(p, float) or not 0 <= p <= 1:
         raise FeddumapError(

@@ -1,4 +1,4 @@
-"""Masks: weights that stay in the network as zeros, and are neither trained nor sent."""
+"""Masks: masked weights remain in the network as zeros and are neither trained nor sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddumap.models.cost import layer_macs, macs, parameter_names, parameters
 
 
 def maskable(architecture: Architecture, *, biases: bool) -> list[str]:
-    """The weights of convolutions and linear layers, by name, and their biases where asked for."""
+    """The names of the weights of convolutions and linear layers, and with `biases` of their biases."""
     known = parameter_names(architecture)
     kinds = ("weight", "bias") if biases else ("weight",)
     names = (f"{layer}.{kind}" for layer in layer_macs(architecture) for kind in kinds)
@@ -23,9 +23,9 @@ def maskable(architecture: Architecture, *, biases: bool) -> list[str]:
 
 
 def magnitude_mask(weights: Tensors, names: Sequence[str], rate: float) -> Tensors:
-    """Leaves out the ⌊R p⌋ smallest |w| of all R weights together, the first of equals first.
+    """The mask without the ⌊R p⌋ smallest |w| among all R weights; ties are masked in order.
 
-    >>> largest({"a": torch.tensor([3.0, -1.0]), "b": torch.tensor([1.0, 0.5])}, ["a", "b"], 0.5)
+    >>> magnitude_mask({"a": torch.tensor([3.0, -1.0]), "b": torch.tensor([1.0, 0.5])}, ["a", "b"], 0.5)
     {'a': tensor([ True, False]), 'b': tensor([ True, False])}
     """
     values = torch.cat([weights[name].reshape(-1) for name in names]).abs()
@@ -36,7 +36,7 @@ def magnitude_mask(weights: Tensors, names: Sequence[str], rate: float) -> Tenso
 
 
 def mask_tensors(tensors: Tensors, mask: Tensors) -> Tensors:
-    """Tensors that carry parameter names, with or without a prefix, with zeros where a mask leaves out."""
+    """Tensors named after parameters, with or without a prefix, with zeros for masked weights."""
     return {
         name: tensor * mask[key] if (key := name.rsplit("/", 1)[-1]) in mask else tensor
         for name, tensor in tensors.items()
@@ -44,20 +44,22 @@ def mask_tensors(tensors: Tensors, mask: Tensors) -> Tensors:
 
 
 def apply_mask(state: ServerState, mask: Tensors) -> ServerState:
-    """The state under a mask: weights that it leaves out are zero, and so is their momentum."""
-    return replace(state, weights=mask_tensors(state.weights, mask), steps=mask_tensors(state.steps, mask), mask=mask)
+    """The state under a mask: masked weights and their momentum are zero."""
+    weights, steps = mask_tensors(state.weights, mask), mask_tensors(state.steps, mask)
+    return replace(state, weights=weights, steps=steps, mask=mask)
 
 
 def changes(before: ServerState, mask: Tensors) -> Metrics:
-    """What a mask leaves of each layer and in all. Multiply-adds stay: zeros are multiplied too."""
+    """The weights that a mask keeps, by tensor and in total. Multiply-adds do not change: zeros are
+    multiplied too."""
     layers: dict[str, dict[str, Any]] = {}
     for name, kept in mask.items():
         count, left = kept.numel(), int(kept.sum())
         layers[name] = {"rate": 1 - left / count, "weights": count, "kept": left}
     whole, cost = parameters(before.architecture), macs(before.architecture)
-    gone_before, gone = (sum(int((~kept).sum()) for kept in m.values()) for m in (before.mask, mask))
+    masked_before, masked = (sum(int((~kept).sum()) for kept in m.values()) for m in (before.mask, mask))
     return {
         "layers": layers,
-        "parameters": {"before": whole - gone_before, "after": whole - gone},
+        "parameters": {"before": whole - masked_before, "after": whole - masked},
         "macs": {"before": cost, "after": cost},
     }

@@ -1,4 +1,4 @@
-"""Feature-map ranks: how much a filter has to say about the images it sees (HRank's measure)."""
+"""Feature-map ranks, HRank's measure of the importance of filters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddumap.pruning.dependency_graph import Layer
-from feddumap.training.model import ChainModel, Model, TorchModel, as_model
+from feddumap.pruning.dependency_graph import PrunableLayer
+from feddumap.training.backends import as_model
+from feddumap.training.chain_model import ChainModel
+from feddumap.training.model import Model
 from feddumap.training.samples import Samples, to_input
+from feddumap.training.torch_model import TorchModel
 
 IMAGES = 500
 CHUNK = 50
@@ -18,10 +21,13 @@ CHUNK = 50
 
 @torch.no_grad()
 def feature_ranks(
-    model: Model | nn.Module, layers: Sequence[Layer], samples: Samples, progress: Callable[[int, int], None]
+    model: Model | nn.Module,
+    layers: Sequence[PrunableLayer],
+    samples: Samples,
+    progress: Callable[[int, int], None],
 ) -> dict[str, list[float]]:
     """For each layer the mean matrix rank of each channel's map, after ReLU and before pooling, over at most
-    500 images, in one pass of the unpruned network. Channels that convolutions share take their mean."""
+    500 images. If several convolutions share a channel, their ranks are averaged."""
     images = samples.images[:IMAGES]
     names = [name for layer in layers for name in layer.features]
     totals: dict[str, torch.Tensor] = {}
@@ -42,16 +48,16 @@ def _maps(model: Model, names: Sequence[str], images: torch.Tensor) -> Iterator[
         yield from ((name, model.maps(name, images)) for name in names)
         return
     assert isinstance(model, TorchModel)
-    found: dict[str, torch.Tensor] = {}
+    maps: dict[str, torch.Tensor] = {}
 
-    def keeper(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: found.update({name: F.relu(output)})
+    def store_output(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: maps.update({name: F.relu(output)})
 
     modules = [(name, model.network.get_submodule(name)) for name in names]
-    hooks = [module.register_forward_hook(keeper(name)) for name, module in modules]
+    hooks = [module.register_forward_hook(store_output(name)) for name, module in modules]
     try:
         model.network.eval()(to_input(images))
     finally:
         for hook in hooks:
             hook.remove()
-    yield from found.items()
+    yield from maps.items()

@@ -1,4 +1,4 @@
-"""A pruning rate for each node, one for all, and one for each layer."""
+"""Pruning rates of nodes and of layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import nn
 from feddumap.core.messages import Architecture, Question, Tensors
 from feddumap.core.rng import stream
 from feddumap.models import initialise, network
-from feddumap.pruning.curvature.density import mass_above, settled_rate
+from feddumap.pruning.curvature.density import mass_above, stable_rate
 from feddumap.pruning.curvature.gap import first_gap, fisher_spectrum, lipschitz_constant
-from feddumap.pruning.curvature.lanczos import coordinates, hessian, lanczos
-from feddumap.training.model import Model, as_model
+from feddumap.pruning.curvature.lanczos import hessian, lanczos, to_coordinates
+from feddumap.training.backends import as_model
+from feddumap.training.model import Model
 from feddumap.training.samples import Samples
 
 SAMPLES, STEPS = 100, 50
@@ -28,7 +29,7 @@ Mode = Literal["density", "gap"]
 
 @dataclass(frozen=True)
 class NodeRate:
-    """A node's rate p = m / d with what it was read from: L (gap rule only) and the ends of the spectrum."""
+    """A node's rate p = m / d with L (gap rule only) and the extreme eigenvalues."""
 
     p: float
     m: int
@@ -50,16 +51,16 @@ def node_rate(
     seed: int,
     name: tuple[str | int, ...],
 ) -> NodeRate:
-    """p_k of one node on at most 100 of its samples, at the given model; `name` names its streams."""
+    """p_k of one node on at most 100 of its samples, for the given model; `name` names its random streams."""
     mode: Mode = question.settings["mode"]
     max_rate: float | None = question.settings["max_rate"]
-    batch = _some(samples, seed, name)
+    batch = _subset(samples, seed, name)
     if mode == "density":
         size = sum(parameter.numel() for parameter in as_model(model).parameters)
         signs = stream(seed, "rate-probe", *name).integers(0, 2, size, dtype=np.int8)
-        probe = coordinates(model, torch.from_numpy(signs).float() * 2 - 1)
+        probe = to_coordinates(model, torch.from_numpy(signs).float() * 2 - 1)
         spectrum = lanczos(hessian(model, batch), probe, STEPS)
-        p = settled_rate(mass_above(spectrum))
+        p = stable_rate(mass_above(spectrum))
         ends = float(spectrum.values[0]), float(spectrum.values[-1])
         rate = NodeRate(p, round(p * size), size, None, *ends)
     else:
@@ -74,7 +75,7 @@ def node_rate(
     return rate if rate.p <= limit else NodeRate(**{**asdict(rate), "p": limit, "clamped": True})
 
 
-def _some(samples: Samples, seed: int, name: tuple[str | int, ...]) -> Samples:
+def _subset(samples: Samples, seed: int, name: tuple[str | int, ...]) -> Samples:
     if len(samples) <= SAMPLES:
         return samples
     chosen = stream(seed, "rate-batch", *name).choice(len(samples), SAMPLES, replace=False)
@@ -113,12 +114,12 @@ def layer_rates(weights: Tensors, layers: Mapping[str, Sequence[str]], limit: fl
     return rates
 
 
-def dropped(rate: float, ranks: Sequence[float]) -> list[int]:
-    """The ⌊p_l d_l⌋ filters of lowest rank, the first of equals first, at least one staying; ascending.
+def lowest_ranked(rate: float, ranks: Sequence[float]) -> list[int]:
+    """The ⌊p_l d_l⌋ filters of lowest rank, ties in order, keeping at least one filter; ascending.
 
-    >>> dropped(0.5, [3.0, 0.0, 3.0, 1.0, 9.0])
+    >>> lowest_ranked(0.5, [3.0, 0.0, 3.0, 1.0, 9.0])
     [1, 3]
-    >>> dropped(1.0, [5.0, 4.0])
+    >>> lowest_ranked(1.0, [5.0, 4.0])
     [1]
     """
     count = min(math.floor(rate * len(ranks) + 1e-9), len(ranks) - 1)  # 0.29 · 100 is 29

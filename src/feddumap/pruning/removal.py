@@ -1,4 +1,4 @@
-"""Removing filters for good: from the network, and from everything shaped like its parameters."""
+"""Removes filters from a network and from all tensors shaped like its parameters."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.errors import FeddumapError
 from feddumap.models import build, channels_of
-from feddumap.pruning.dependency_graph import Layer, trace
+from feddumap.pruning.dependency_graph import PrunableLayer, trace
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The architecture that is left, and for each tensor which of its scalars stay (flat positions)."""
+class PruningPlan:
+    """The pruned architecture, and for each tensor the flat positions of the scalars that are kept."""
 
     architecture: Architecture
     kept: dict[str, torch.Tensor]
 
     def apply(self, tensors: Tensors) -> Tensors:
-        """Cut tensors that carry parameter names, with or without a prefix such as `0/momentum/`."""
+        """Prune tensors named after parameters, with or without a prefix such as `0/momentum/`."""
         result: Tensors = {}
         for name, tensor in tensors.items():
             positions = self.kept.get(name.rsplit("/", 1)[-1])
@@ -32,7 +32,7 @@ class Cut:
         return result
 
     def state(self, state: ServerState) -> ServerState:
-        """The server's state after the cut: weights, mask and the steps' own tensors shrink alike."""
+        """The pruned server state: weights, mask and the tensors of the server steps."""
         return replace(
             state,
             architecture=self.architecture,
@@ -42,18 +42,18 @@ class Cut:
         )
 
 
-def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> Cut:
-    """What is left when each named convolution loses the given output channels.
+def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> PruningPlan:
+    """The plan that removes the given output channels of each named convolution.
 
     Torch-Pruning follows the channels through batch norm, sums, concatenations, depthwise convolutions and
-    flattening. To learn what it removes, it is given a network in which every scalar is its own position:
-    those still there afterwards are the ones to keep, in whatever has that tensor's shape.
+    flattening. It prunes a network in which the value of every scalar is its own position, so the remaining
+    values are the positions to keep in every tensor of that shape.
     """
     import torch_pruning
 
     network = build(architecture).double().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     for tensor in network.state_dict().values():
-        tensor.zero_()  # memory that was never set may hold NaN, and slow denormals
+        tensor.zero_()  # uninitialized memory may hold NaN, and slow denormals
     graph = trace(network)
     outputs = _outputs(network)
     with torch.no_grad():
@@ -63,18 +63,18 @@ def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> Cut:
         for name, channels in drop.items():
             if channels:
                 convolution = network.get_submodule(name)
-                cutter = torch_pruning.prune_conv_out_channels
-                graph.get_pruning_group(convolution, cutter, list(channels)).prune()
+                prune = torch_pruning.prune_conv_out_channels
+                graph.get_pruning_group(convolution, prune, list(channels)).prune()
         if _outputs(network) != outputs:
             raise FeddumapError("it would change the number of outputs")
-    except Exception as error:  # whatever goes wrong inside, the network is not ours
+    except Exception as error:  # a user's network may raise anything
         raise FeddumapError(f"{architecture.family} cannot be pruned: {error}") from error
     positions = {name: tensor.round().long() for name, tensor in network.state_dict().items() if tensor.dim()}
-    return Cut(replace(architecture, channels=channels_of(network)), positions)
+    return PruningPlan(replace(architecture, channels=channels_of(network)), positions)
 
 
-def try_out(architecture: Architecture, layers: Sequence[Layer]) -> None:
-    """Cut one channel of each layer, for nothing: a network that cannot be cut is refused before training."""
+def dry_run(architecture: Architecture, layers: Sequence[PrunableLayer]) -> None:
+    """Plan the removal of one channel of each layer, to detect before training that it is impossible."""
     widths = architecture.widths
     plan(architecture, {layer.leader: [0] for layer in layers if widths[layer.leader] > 1})
 

@@ -1,15 +1,15 @@
-"""The run directory, and the only code that writes one.
+"""The run directory; no other module writes one.
 
 config.toml          the resolved configuration
-command.txt          the command line that made the run, if one did
+command.txt          the command line that started the run, if any
 split.safetensors    which images each device and the server hold
-first-weights.safetensors  the weights to start from, where `model.weights` names some
-records.jsonl        one line a round
-checkpoint-*.json    the server's state: numbers here, tensors in the .safetensors beside it
-devices/             what devices keep for themselves between rounds, where the method has them do so
-token                over Flower: what devices know this run by
-nodes/               in Flower's simulation: what its nodes keep for themselves
-summary.json         at the end
+first-weights.safetensors  a copy of the initial weights, if `model.weights` is set
+records.jsonl        one line per round
+checkpoint-*.json    the server state, with its tensors in the .safetensors file of the same name
+devices/             the state of devices between rounds, for methods with stateful devices
+token                with Flower: identifies the run on devices
+nodes/               in Flower's simulation: the state of its nodes
+summary.json         written when the run finishes
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +30,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as to_bytes
 
-from feddumap.config import CARRIED_OUT, Config, read_toml
-from feddumap.core.messages import Architecture, ServerState, Tensors
+from feddumap.config import RUNTIME_KEYS, Config
+from feddumap.core.messages import ServerState, Tensors
 from feddumap.data.partition import Split
 from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
+from feddumap.runs.reader import GROUPS, Checkpoint, digest, read_checkpoint, read_config, read_records
 from feddumap.system.atomic_files import sync, write_bytes, write_text
 
-GROUPS = ("weights", "mask", "steps")
-KEPT = 2  # checkpoints
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint: the state, the wall-clock seconds spent to get there, and the rounds in which the devices
-    made the memories they have then."""
-
-    state: ServerState
-    wall: float
-    devices: dict[str, int]
+KEPT_CHECKPOINTS = 2
 
 
 class RunDirectory:
-    """One run on disk. Held under a lock: two processes never write the same run."""
+    """The files of one run. A lock keeps a second process from writing the same run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,19 +61,19 @@ class RunDirectory:
 
     @staticmethod
     def create(
-        path: Path, config: Config, split: Split, first_weights: Tensors | None = None
+        path: Path, config: Config, split: Split, initial_weights: Tensors | None = None
     ) -> RunDirectory:
-        """A new run directory with its configuration and split; a directory that exists is refused."""
-        refuse_existing(path, config)
+        """Make a run directory with its configuration and split; it is an error if it exists already."""
+        require_new(path, config)
         path.mkdir(parents=True, exist_ok=True)
         directory = RunDirectory(path)
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
         try:
             write_bytes(path / "split.safetensors", to_bytes(arrays))
-            if first_weights is not None:
-                plain = {name: tensor.contiguous() for name, tensor in first_weights.items()}
-                write_bytes(directory.first_weights, to_bytes(plain))
-            # the configuration comes last: a directory with one is a run
+            if initial_weights is not None:
+                contiguous = {name: tensor.contiguous() for name, tensor in initial_weights.items()}
+                write_bytes(directory.initial_weights, to_bytes(contiguous))
+            # last, because a directory with a configuration counts as a run
             directory.set_config(config)
         except BaseException:
             directory.close()
@@ -95,13 +83,13 @@ class RunDirectory:
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
-        """An existing run directory, to go on with."""
+        """Open an existing run directory to resume its run."""
         read_config(path)
         return RunDirectory(path)
 
     @property
-    def first_weights(self) -> Path:
-        """A copy of the weights that `model.weights` named."""
+    def initial_weights(self) -> Path:
+        """The file with the copy of `model.weights`."""
         return self.path / "first-weights.safetensors"
 
     def config(self) -> Config:
@@ -111,11 +99,11 @@ class RunDirectory:
         write_text(self.path / "config.toml", tomli_w.dumps(config.to_toml()))
 
     def note(self, command: str) -> None:
-        """Remember the command line that made this run, for whoever looks at it later."""
+        """Record the command line that started this run."""
         write_text(self.path / "command.txt", command + "\n")
 
     def token(self) -> str:
-        """A random name by which devices know this run, the same when it is resumed."""
+        """A random identifier of this run for devices; resuming does not change it."""
         path = self.path / "token"
         if not path.exists():
             write_text(path, secrets.token_hex(16) + "\n")
@@ -126,9 +114,7 @@ class RunDirectory:
         try:
             tensors = load_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
-            raise FeddumapError(
-                f"cannot read {path}: {error}; start the run anew under another name"
-            ) from None
+            raise FeddumapError(f"cannot read {path}: {error}; start a new run under another name") from None
         return Split.from_arrays({name: tensor.numpy() for name, tensor in tensors.items()}, images)
 
     # records
@@ -138,31 +124,31 @@ class RunDirectory:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """Every whole line; a half-written last one is left out."""
+        """All complete lines; an incomplete last line is skipped."""
         return read_records(self.path)
 
-    def keep_records(self, count: int) -> list[dict[str, Any]]:
-        """Cut the records back to the first `count` rounds: those the checkpoint has."""
+    def truncate_records(self, count: int) -> list[dict[str, Any]]:
+        """Keep the records of the first `count` rounds only, those before the checkpoint."""
         records = self.records()[:count]
         if [record["round"] for record in records] != list(range(count)):
             raise FeddumapError(
                 f"{self.path / 'records.jsonl'} lacks rounds that the checkpoint has (found {len(records)} "
-                f"of {count}): it was altered; start the run anew under another name"
+                f"of {count}): it was modified; start a new run under another name"
             )
         write_text(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         return records
 
-    def summarise(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: dict[str, Any]) -> None:
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     # checkpoints
 
     def save(self, state: ServerState, wall: float) -> None:
-        """Write a checkpoint whole, then drop all but the newest two. Its JSON comes last and vouches, by
-        checksum, for the tensors and for itself."""
-        sync_file = self.path / "records.jsonl"
-        if sync_file.exists():
-            sync(sync_file)
+        """Write a checkpoint atomically, then delete all but the newest two. Its JSON file is written last
+        and has checksums of the tensors and of itself."""
+        records = self.path / "records.jsonl"
+        if records.exists():
+            sync(records)
         name = f"checkpoint-{state.round:06d}"
         tensors: Tensors = {
             f"{group}/{key}": tensor.contiguous()
@@ -180,59 +166,38 @@ class RunDirectory:
             "tensors_sha256": hashlib.sha256(data).hexdigest(),
             "devices": self.memory.newest(state.round),
         }
-        write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": _digest(value)}, indent=2))
-        for old in self._checkpoints()[KEPT:]:
+        write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": digest(value)}, indent=2))
+        for old in self._checkpoints()[KEPT_CHECKPOINTS:]:
             _remove(old)
         self.memory.tidy(_number(self._checkpoints()[-1]))
 
-    def latest(self) -> tuple[Saved | None, list[str]]:
-        """The newest good checkpoint, and a sentence about each newer one that was damaged."""
+    def latest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest valid checkpoint, and a message about each newer one that is damaged."""
         damaged: list[str] = []
         for path in self._checkpoints():
             try:
-                saved = read_checkpoint(path)
+                checkpoint = read_checkpoint(path)
             except FeddumapError as error:
                 damaged.append(str(error))
                 continue
             try:
-                self.memory.verify(saved.devices)
-                return saved, damaged
+                self.memory.verify(checkpoint.devices)
+                return checkpoint, damaged
             except FeddumapError as error:
                 damaged.append(f"checkpoint {path.name} cannot be used: {error}")
         return None, damaged
 
-    def go_back(self, number: int) -> list[dict[str, Any]]:
-        """Leave what is after `number` rounds, damaged checkpoints first: else they would outlive the good
-        ones that are still to come. Returns the records that stay."""
+    def rewind(self, number: int) -> list[dict[str, Any]]:
+        """Delete the checkpoints and records after the first `number` rounds, damaged checkpoints included,
+        which would otherwise count as the newest. Returns the remaining records."""
         for path in self._checkpoints():
             if _number(path) > number:
                 _remove(path)
-        return self.keep_records(number)
+        return self.truncate_records(number)
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""
         return sorted(self.path.glob("checkpoint-*.json"), reverse=True)
-
-
-def read_checkpoint(path: Path) -> Saved:
-    """Read and verify one checkpoint; anything amiss is an error that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        expected = value.pop("sha256")
-        if expected != _digest(value):
-            raise ValueError("its checksum does not match")
-        data = path.with_suffix(".safetensors").read_bytes()
-        if hashlib.sha256(data).hexdigest() != value["tensors_sha256"]:
-            raise ValueError("the checksum of its tensors does not match")
-        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
-        for name, tensor in load_tensors(data).items():
-            group, _, key = name.partition("/")
-            groups[group][key] = tensor
-        architecture = Architecture.from_json(value["architecture"])
-        state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
-        return Saved(state, value["wall"], value["devices"])
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
-        raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
 
 
 def _remove(checkpoint: Path) -> None:
@@ -244,51 +209,15 @@ def _number(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("checkpoint-"))
 
 
-def read_config(path: Path) -> Config:
-    """A run's configuration; a folder without one is no run."""
-    if not (path / "config.toml").is_file():
-        raise FeddumapError(
-            f"{path} is not a run directory (it has no config.toml): give the folder of a run"
-        )
-    value = read_toml(path / "config.toml", "configuration")
-    train = value.get("train")
-    if isinstance(train, dict):
-        train.pop("stack", None)  # see `trained_as_one`
-        train.setdefault("kernels", "torch")  # runs from before there were others
-    return Config.parse(value)
+def require_new(path: Path, config: Config) -> None:
+    """Raise an error if a directory contains a run already, or anything else."""
+    if contains_run(path, config):
+        raise FeddumapError(f"{path} holds this run already: continue it with `feddumap resume {path}`")
 
 
-def trained_as_one(path: Path) -> int:
-    """How many devices of a run from before 0.2 took their steps together, which is no longer done."""
-    train = read_toml(path / "config.toml", "configuration").get("train", {})
-    return int(train.get("stack", 1)) if isinstance(train, dict) else 1
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's records.jsonl, in order; none if it has not begun."""
-    file = path / "records.jsonl"
-    if not file.exists():
-        return []
-    records: list[dict[str, Any]] = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            record = json.loads(line) if line.endswith("\n") else None
-        except json.JSONDecodeError:
-            record = None
-        if not isinstance(record, dict) or record.get("round") != len(records):
-            break  # killed while writing: the checkpoint says what counts
-        records.append(record)
-    return records
-
-
-def refuse_existing(path: Path, config: Config) -> None:
-    """Never train over something: say what is there and what to do."""
-    if holds(path, config):
-        raise FeddumapError(f"{path} holds this run already: go on with `feddumap resume {path}`")
-
-
-def holds(path: Path, config: Config) -> bool:
-    """Whether a directory has this run in it, or nothing; anything else is an error."""
+def contains_run(path: Path, config: Config) -> bool:
+    """Whether a directory contains the run of this configuration; false if it is empty or does not exist, an
+    error if it contains anything else."""
     if path.is_file():
         raise FeddumapError(f"{path} is a file: give --out the name of a folder that does not exist yet")
     if not path.exists() or not any(entry.name != ".lock" for entry in path.iterdir()):
@@ -296,21 +225,21 @@ def holds(path: Path, config: Config) -> bool:
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
     other = read_config(path)
-    config = carried_out_like(config, other)
+    config = with_runtime_keys(config, other)
     if other == config:
         return True
     key, theirs, ours = _difference(other, config)
     raise FeddumapError(
         f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
-        f"give --out another name, or go on with that run by `feddumap resume {path}`"
+        f"give --out another name, or resume that run with `feddumap resume {path}`"
     )
 
 
-def carried_out_like(config: Config, other: Config) -> Config:
-    """A configuration with the other's keys of how a run is carried out. A run keeps the kernels it began
-    with."""
+def with_runtime_keys(config: Config, other: Config) -> Config:
+    """A copy of `config` with the `RUNTIME_KEYS` and the kernels of `other`, since a run does not change
+    kernels."""
     return config.replace(
-        run={key: getattr(other.run, key) for key in CARRIED_OUT}, train={"kernels": other.train.kernels}
+        run={key: getattr(other.run, key) for key in RUNTIME_KEYS}, train={"kernels": other.train.kernels}
     )
 
 
@@ -321,7 +250,3 @@ def _difference(one: Config, other: Config) -> tuple[str, Any, Any]:
             if a[section].get(key) != b[section].get(key):
                 return f"{section}.{key}", a[section].get(key), b[section].get(key)
     raise AssertionError("the configurations are equal")
-
-
-def _digest(value: Sequence[Any] | dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The story of a run, from its directory alone: how it learned, where it pruned, what that saved."""
+"""`feddumap inspect run`: accuracy, costs and prunings of a run, read from its directory."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from feddumap.errors import FeddumapError
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import accuracies, evaluated, finished
 from feddumap.system import console
-from feddumap.system.console import duration, megabytes, percent
+from feddumap.system.console import byte_size, duration, percent
 
 POINTS = 10
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What `feddumap inspect run` tells; works for a run that is still going."""
+    """The statistics of a run, which may be in progress."""
     config = read_config(path)
     records = read_records(path)
     if not records:
-        raise FeddumapError(f"{path} has no finished round yet: wait for the first, or resume it")
+        raise FeddumapError(f"{path} has no finished round yet: wait for the first, or resume the run")
     done = finished(path)
     return {
         "run": str(path),
@@ -66,7 +66,7 @@ def _change(records: list[dict[str, Any]], number: int) -> dict[str, float | Non
 
 
 def _spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """About ten records, the first and the last among them."""
+    """At most ten records, evenly spaced, the first and the last included."""
     if len(records) <= POINTS:
         return records
     last = len(records) - 1
@@ -79,7 +79,7 @@ def _point(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(value: dict[str, Any]) -> None:
-    """The story as tables."""
+    """Print the statistics as tables."""
     state = "finished" if value["finished"] else "not finished"
     accuracy = value["accuracy"]
     rows = [
@@ -90,7 +90,7 @@ def show(value: dict[str, Any]) -> None:
             f"final {percent(accuracy['final'])}, best smoothed {percent(accuracy['best_smoothed'])}",
         ),
         ("virtual clock, wall time", f"{duration(value['clock'])}, {duration(value['wall'])}"),
-        ("sent to devices, by devices", f"{megabytes(value['bytes_down'])}, {megabytes(value['bytes_up'])}"),
+        ("sent to devices, by devices", f"{byte_size(value['bytes_down'])}, {byte_size(value['bytes_up'])}"),
         ("kernels", value["kernels"]),
         ("parameters, multiply-adds now", f"{value['parameters']:,}, {value['macs']:,}"),
     ]
@@ -101,7 +101,7 @@ def show(value: dict[str, Any]) -> None:
     columns = list(value["curve"][-1]) if value["curve"] else []
     if columns:
         console.table(
-            "How it learned", columns, [[point.get(name) for name in columns] for point in value["curve"]]
+            "Accuracy by round", columns, [[point.get(name) for name in columns] for point in value["curve"]]
         )
     for pruning in value["prunings"]:
         _show_pruning(pruning)
@@ -111,7 +111,7 @@ def show(value: dict[str, Any]) -> None:
 
 def _show_lost(lost: list[dict[str, Any]]) -> None:
     columns = ("round", "device", "reason")
-    title = "Devices that were missing"
+    title = "Missing devices"
     if len(lost) > POINTS:
         title += f": the last {POINTS} of {len(lost)} times"
     console.table(title, columns, [[each[name] for name in columns] for each in lost[-POINTS:]])
@@ -119,15 +119,15 @@ def _show_lost(lost: list[dict[str, Any]]) -> None:
 
 def _show_pruning(pruning: dict[str, Any]) -> None:
     nodes = pruning.get("nodes", [])
-    said = f"Pruned after {pruning['round']} rounds at the global rate {pruning['rate']:.3f}"
+    text = f"Pruned after {pruning['round']} rounds at the global rate {pruning['rate']:.3f}"
     if nodes:
         rates = [node["p"] for node in nodes]
-        said += f", from {len(nodes)} nodes with rates of {min(rates):.3f} to {max(rates):.3f}"
+        text += f", from {len(nodes)} nodes with rates of {min(rates):.3f} to {max(rates):.3f}"
         clamped = sum(bool(node.get("clamped")) for node in nodes)
-        said += f" ({clamped} clamped at the largest allowed)" if clamped else ""
+        text += f" ({clamped} clamped to the maximum rate)" if clamped else ""
     if pruning["threshold"] is not None:
-        said += f"; threshold {pruning['threshold']:.4g}"
-    console.out.print(f"{said}.")
+        text += f"; threshold {pruning['threshold']:.4g}"
+    console.out.print(f"{text}.")
     layers = pruning["layers"]
     what = "weights" if any("weights" in layer for layer in layers.values()) else "filters"
     rows = [(name, layer[what], layer["kept"], f"{layer['rate']:.3f}") for name, layer in layers.items()]
@@ -143,6 +143,6 @@ def _show_pruning(pruning: dict[str, Any]) -> None:
     if seconds["before"]:
         change = f"{seconds['after'] / seconds['before'] - 1:+.1%}"
         shown.append(
-            ("virtual seconds a round", f"{seconds['before']:.2f}", f"{seconds['after']:.2f}", change)
+            ("virtual seconds per round", f"{seconds['before']:.2f}", f"{seconds['after']:.2f}", change)
         )
-    console.table("How the cost fell", ("", "before", "after", "change"), shown)
+    console.table("Cost before and after pruning", ("", "before", "after", "change"), shown)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddumap.runs.directory import read_config, read_records
+from feddumap.runs.reader import read_config, read_records
 
 WINDOW, ORDER = 39, 3
 
@@ -17,8 +17,8 @@ WINDOW, ORDER = 39, 3
 def smooth(values: Sequence[float]) -> np.ndarray:
     """Savitzky-Golay, window 39, order 3.
 
-    A cubic through a whole short curve would overshoot at its ends, so a curve of fewer than 39 points takes
-    a window of a third of its length, and one of fewer than 15 stays as it is.
+    A cubic fitted to a whole short curve overshoots at its ends, so the window of a curve of fewer than 39
+    points is a third of its length, and a curve of fewer than 15 points is not smoothed.
 
     >>> smooth([0.1, 0.5]).tolist()
     [0.1, 0.5]
@@ -30,14 +30,14 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     window = WINDOW if len(curve) >= WINDOW else third - (third + 1) % 2
     if window <= ORDER:
         return curve
-    from scipy.signal import savgol_filter  # takes a second to import, and is wanted at the end only
+    from scipy.signal import savgol_filter  # slow to import, and needed only at the end
 
     smoothed: np.ndarray = savgol_filter(curve, window, ORDER)
     return smoothed
 
 
 def evaluated(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of rounds that were evaluated."""
+    """The records of the rounds with an evaluation."""
     return [record for record in records if record.get("accuracy") is not None]
 
 
@@ -52,8 +52,8 @@ def reached(records: Sequence[dict[str, Any]], target: float) -> dict[str, float
 
 
 def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """final: of the last round; mean10: mean of the last ten evaluated; best; best_smoothed: the paper's;
-    validated: of the round whose smoothed validation accuracy is the best, where it was recorded."""
+    """final: the last evaluation; mean10: the mean of the last ten; best; best_smoothed: as in the paper;
+    validated: at the best smoothed validation accuracy, if every evaluation recorded one."""
     points = evaluated(records)
     values = [point["accuracy"] for point in points]
     if not values:
@@ -69,7 +69,7 @@ def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary.json of a run directory; None if there is none, or none that can be read."""
+    """The summary.json of a run directory; None if it is missing or unreadable."""
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -78,16 +78,16 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def is_complete(records: Sequence[dict[str, Any]], rounds: int, target: float | None) -> bool:
-    """Whether these records are those of a finished run: all rounds are done, or the target was reached."""
+    """Whether all rounds are done or the target was reached."""
     return len(records) >= rounds or (target is not None and reached(records, target) is not None)
 
 
 def finished(path: Path) -> bool:
     """Whether the run in a directory is finished.
 
-    Its summary is written when it finishes, with the number of rounds that were configured then. A run that
-    was given more rounds since has more of them configured, or more records than its summary counts.
-    (Summaries of older versions do not say what was configured; of their methods FedKT alone has one round.)
+    The summary is written when a run finishes, with the configured number of rounds. If the run was extended
+    since, its configuration has more rounds, or it has more records than the summary counts. Summaries of
+    older versions lack the configured rounds; among their methods only FedKT has a single round.
     """
     summary, records = read_summary(path), read_records(path)
     if summary is None or summary.get("rounds") != len(records):

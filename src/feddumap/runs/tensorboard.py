@@ -1,7 +1,7 @@
-"""TensorBoard event files: the numbers of the records, by round.
+"""TensorBoard event files with the numbers of the records, by round.
 
-The file is made anew from the records whenever a run is opened, under a name that sorts after the one before
-it, which is emptied: so after a resume from an older checkpoint no round is there twice or left over.
+Opening a run writes a new file from its records, under a name that sorts after the previous file, and
+truncates that: after resuming from an older checkpoint no round is duplicated or stale.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 
 from feddumap.errors import FeddumapError
 
-NAME = "events.out.tfevents.{:010d}.feddumap"  # TensorBoard knows its files by the first part
+NAME = "events.out.tfevents.{:010d}.feddumap"  # TensorBoard recognises the prefix
 
 
 class Events:
-    """The event file of a run, in `folder`, open for the rounds to come.
+    """The event file of a run, in `folder`, open for further rounds.
 
-    `began` is when the run was made, in seconds since 1970. An event's time is that plus its record's `wall`.
+    `began` is when the run started, in seconds since 1970. The time of an event is `began` plus the `wall` of
+    its record.
     """
 
     def __init__(self, folder: Path, records: Iterable[dict[str, Any]], began: float) -> None:
@@ -31,8 +32,8 @@ class Events:
         older = {number: path for path in folder.iterdir() if (number := _number(path)) is not None}
         self._file = (folder / NAME.format(max(older, default=-1) + 1)).open("wb")
         self._writer = writer.RecordWriter(self._file)
-        # the version that says: a start at a step replaces what was there from that step on, as a
-        # TensorBoard that has read the file before must know
+        # in this version a session start replaces all events from its step on, also in a TensorBoard that
+        # has read the previous file
         self._write(wall_time=began, file_version="brain.Event:2")
         start = self._events.SessionLog(status=self._events.SessionLog.START)
         self._write(wall_time=began, step=0, session_log=start)
@@ -40,10 +41,10 @@ class Events:
             self._add(record)
         self._file.flush()
         for path in older.values():
-            os.truncate(path, 0)  # not removed: a TensorBoard that is reading it would never go on
+            os.truncate(path, 0)  # a TensorBoard reading a deleted file would get stuck
 
     def add(self, record: dict[str, Any]) -> None:
-        """One more round, which TensorBoard sees at once."""
+        """Add a round and flush the file."""
         self._add(record)
         self._file.flush()
 
@@ -61,7 +62,7 @@ class Events:
 
 
 def require() -> tuple[Any, Any, Any]:
-    """TensorBoard's modules of events, of summaries and of writing; without the package, an error."""
+    """TensorBoard's modules for events, summaries and record writing; an error if it is not installed."""
     try:
         return (
             import_module("tensorboard.compat.proto.event_pb2"),
@@ -76,7 +77,7 @@ def require() -> tuple[Any, Any, Any]:
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:
-    """What of a record can be drawn: its numbers, the round aside, over which they are drawn.
+    """The numeric fields of a record, except the round.
 
     >>> numbers({"round": 3, "accuracy": None, "loss": 0.5, "devices": [1, 2], "samples": 20, "late": True})
     {'loss': 0.5, 'samples': 20.0}

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Atomic writes of files."""
 
 import os
 from collections.abc import Iterator
@@ -7,35 +7,35 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary neighbour to fill: forced to the disk and put in place of `path` when the block ends.
+def atomic_replacement(path: Path) -> Iterator[Path]:
+    """Yields a temporary path in the same folder, which is synced and replaces `path` when the block ends.
 
-    A reader sees the old file or the new one. On an error the neighbour is removed and `path` untouched.
+    Readers see the old file or the new one. On an error the temporary file is deleted and `path` unchanged.
     """
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield neighbour
-        sync(neighbour)
-        neighbour.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
     except BaseException:
-        neighbour.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """A whole file of bytes."""
-    with replacing(path) as neighbour:
-        neighbour.write_bytes(data)
+    """Write a file of bytes atomically."""
+    with atomic_replacement(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """A whole text file."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def sync(path: Path) -> None:
-    """Force a file's or folder's content to the disk."""
+    """Flush a file or folder to disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

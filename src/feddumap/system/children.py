@@ -96,7 +96,7 @@ class Supervisor:
         return self._codes
 
     def wait(self, name: str) -> int:
-        """Wait for a process; returns its exit code, which `exited` does not tell any more."""
+        """Wait for a process; returns its exit code, which `exited` no longer reports."""
         while name not in self._codes:
             self._receive(None)
         return self._codes.pop(name)
@@ -126,9 +126,9 @@ class Supervisor:
             )
         *lines, self._buffer = (self._buffer + received).split(b"\n")
         for line in lines:
-            self._note(json.loads(line))
+            self._handle(json.loads(line))
 
-    def _note(self, event: Mapping[str, Any]) -> None:
+    def _handle(self, event: Mapping[str, Any]) -> None:
         name = event["name"]
         if "error" in event:
             raise FeddumapError(f"cannot start {name}: {event['error']}")

@@ -1,4 +1,4 @@
-"""Settings of the process that bits and speed depend on."""
+"""Process settings for deterministic and fast computation."""
 
 import ctypes
 import os
@@ -9,20 +9,19 @@ import torch
 
 # glibc's mallopt parameters (malloc.h)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc refuses more on 64 bits
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc on 64 bits
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """The number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def keep_memory() -> None:
-    """Tell glibc to keep freed blocks: training allocates and frees the same megabytes in every step, and
-    giving them back to the system costs more than a convolution. Elsewhere nothing happens: only speed is
-    concerned."""
+def retain_freed_memory() -> None:
+    """Make glibc keep freed memory: training allocates and frees the same blocks in every step, and returning
+    them to the system takes longer than a convolution. Does nothing with other C libraries."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
@@ -32,14 +31,14 @@ def keep_memory() -> None:
 
 
 @contextmanager
-def exact_math() -> Iterator[None]:
-    """One thread, no denormals, deterministic kernels: equal bits here and in any worker process.
+def deterministic() -> Iterator[None]:
+    """A context with one thread, flushed denormals and deterministic kernels, so that results are
+    bit-identical in this and in worker processes.
 
-    Sums split over threads round differently, so training always runs on one thread; several processes use
-    the cores. Denormals are flushed because a saturated softmax makes many of them and they are slow. What
-    was set before is set again afterwards, so that it may be used within itself.
-    """
-    keep_memory()
+    Sums split over threads round differently, so training runs on one thread per process. Denormals are
+    flushed because they are slow, and a saturated softmax produces many. The previous settings are restored,
+    so the context may be nested."""
+    retain_freed_memory()
     threads = torch.get_num_threads()
     flushing = _flushes_denormals()
     deterministic = torch.backends.cudnn.deterministic

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command in the same way."""
+"""Handles SIGTERM like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NoReturn
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM leaves a run as Ctrl-C does: checkpointed, its workers ended."""
+def sigterm_as_interrupt() -> Iterator[None]:
+    """A context in which SIGTERM raises KeyboardInterrupt, so that runs are checkpointed and workers end."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt(number)
@@ -24,7 +24,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """What a shell expects of a command that a signal ended.
+    """The exit code of a command terminated by a signal, by shell convention.
 
     >>> exit_code(KeyboardInterrupt()), exit_code(KeyboardInterrupt(signal.SIGTERM))
     (130, 143)

@@ -1,7 +1,7 @@
-"""Cropping and flipping, on bytes.
+"""Random crops and horizontal flips of images as bytes.
 
-The kernels crop where they read. For torch, a whole epoch is cropped at once: all places where an image can
-be cropped are windows of the same memory, so that one look-up copies the chosen ones, row by row.
+The C kernels crop while reading. For torch, a whole epoch is cropped at once: all possible crops of an image
+are strided windows of the same memory, so one indexing operation copies the chosen ones.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import numpy as np
 PAD = 4
 
 Crops = np.ndarray
-"""For each image the row and the column of the original that its crop begins at (−4 … 4; black outside) and
-whether the crop is mirrored: int32 [n, 3]."""
+"""int32 [n, 3]: for each image the row and column of the original where its crop starts (−4 … 4; black
+outside), and whether the crop is mirrored."""
 
 
 def draw(count: int, rng: np.random.Generator) -> Crops:
-    """Random places, mirrored half of the time."""
+    """Random crops, mirrored with probability 1/2."""
     top, left = rng.integers(0, 2 * PAD + 1, size=(2, count))
     mirror = rng.random(count) < 0.5
     return np.stack([top - PAD, left - PAD, mirror], axis=1).astype(np.int32)
 
 
 def pad(images: np.ndarray) -> np.ndarray:
-    """[n, h, w, c] images with a black border of `PAD` pixels, and their mirror images: [2, n, …]."""
+    """Images [n, h, w, c] with a black border of `PAD` pixels, and their mirror images: [2, n, …]."""
     bordered = np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)))
     return np.stack([bordered, bordered[:, :, ::-1]])
 
 
 def crop_and_flip(padded: np.ndarray, order: np.ndarray, crops: Crops) -> np.ndarray:
-    """The images `order` of a padded set, each cropped and mirrored as `crops` says."""
+    """The images `order` of a padded set, cropped and mirrored by `crops`."""
     _, count, high, wide, channels = padded.shape
     height, width = high - 2 * PAD, wide - 2 * PAD
     top, left, mirror = crops[:, 0] + PAD, crops[:, 1] + PAD, crops[:, 2]

@@ -1,8 +1,8 @@
 """Faster convolutions for networks that torch trains on a CPU; results equal up to rounding.
 
-Without AVX-512, oneDNN's gradient of a convolution's weights takes one and a half to seven times as long as
-the matrix product it amounts to, so there the product is used (`PRODUCTS`, looked up once). And where the
-pools of a chain drop a last odd row, the last rows of an image need not be computed.
+Without AVX-512, oneDNN's gradient of a convolution's weights takes 1.5 to 7 times as long as the equivalent
+matrix product, which is used instead (`USE_MATMUL`). If the pools of a chain drop an odd last row, the last
+rows of an image are not computed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import nn
 
 Pair = tuple[int, int]
-PRODUCTS = torch.backends.cpu.get_cpu_capability() != "AVX512"  # whether products are faster than oneDNN
-FEW = 256  # numbers an output is made of: below, as in a first layer, oneDNN is faster
-TINY = 16  # pixels of a feature map: up to here the product is faster forward, too
+USE_MATMUL = torch.backends.cpu.get_cpu_capability() != "AVX512"  # faster than oneDNN
+MIN_FAN_IN = 256  # inputs of an output; below, as in a first layer, oneDNN is faster
+MAX_MATMUL_PIXELS = 16  # of a feature map; up to here matmul is faster in the forward pass, too
 
 
 @contextmanager
 def fast_convolutions(network: nn.Module) -> Iterator[None]:
-    """Within this context `network` uses the faster convolutions."""
-    layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d and _suits(layer)]
+    """A context in which `network` uses the faster convolutions."""
+    layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d and _is_supported(layer)]
     with ExitStack() as undo:
         if type(network) is nn.Sequential:
             undo.callback(network.register_forward_pre_hook(_crop).remove)
@@ -35,15 +35,15 @@ def fast_convolutions(network: nn.Module) -> Iterator[None]:
         yield
 
 
-def _suits(layer: nn.Conv2d) -> bool:
+def _is_supported(layer: nn.Conv2d) -> bool:
     weight = layer.weight
     return (
-        PRODUCTS
+        USE_MATMUL
         and layer.groups == 1
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and isinstance(layer.padding, tuple)
-        and weight[0].numel() >= FEW
+        and weight[0].numel() >= MIN_FAN_IN
         and weight.device.type == "cpu"
         and weight.requires_grad
     )
@@ -64,7 +64,7 @@ def convolve(
     padding: Pair = (0, 0),
     groups: int = 1,
 ) -> torch.Tensor:
-    """conv2d whose weights' gradient is a matrix product: ∂w = gᵀ · unrolled(x), for each group."""
+    """conv2d whose weight gradient is a matrix product: ∂w = gᵀ · im2col(x), for each group."""
     outputs: torch.Tensor = _Convolution.apply(x, weight, bias, stride, padding, groups)  # type: ignore
     return outputs
 
@@ -84,9 +84,9 @@ class _Convolution(torch.autograd.Function):
         ctx.settings = stride, padding, groups
         ctx.rows = None
         height, width = _outputs(x, weight, stride, padding)
-        if groups > 1 or height * width > TINY:
+        if groups > 1 or height * width > MAX_MATMUL_PIXELS:
             return F.conv2d(x, weight, bias, stride, padding, groups=groups)
-        ctx.rows = unrolled(x, weight, stride, padding, groups)[0]
+        ctx.rows = im2col(x, weight, stride, padding, groups)[0]
         flat = weight.permute(0, 2, 3, 1).reshape(len(weight), -1).t()
         product = ctx.rows @ flat if bias is None else torch.addmm(bias, ctx.rows, flat)
         return product.view(len(x), height, width, len(weight)).permute(0, 3, 1, 2)
@@ -98,7 +98,7 @@ class _Convolution(torch.autograd.Function):
         stride, padding, groups = ctx.settings
         grad = grad.contiguous(memory_format=torch.channels_last)
         flat = grad.permute(0, 2, 3, 1).reshape(-1, groups, len(weight) // groups)  # a view
-        rows = unrolled(x, weight, stride, padding, groups) if ctx.rows is None else ctx.rows[None]
+        rows = im2col(x, weight, stride, padding, groups) if ctx.rows is None else ctx.rows[None]
         product = torch.bmm(flat.permute(1, 2, 0), rows)
         height, width = weight.shape[2:]
         for_weight = product.view(len(weight), height, width, -1).permute(0, 3, 1, 2)
@@ -110,11 +110,11 @@ class _Convolution(torch.autograd.Function):
         return for_x, for_weight, for_bias, None, None, None
 
 
-def unrolled(x: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair, groups: int) -> torch.Tensor:
-    """What each output of a convolution is made of: [groups, images · height · width, kh · kw · inputs].
+def im2col(x: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair, groups: int) -> torch.Tensor:
+    """The inputs of each output of a convolution: [groups, images · height · width, kh · kw · inputs].
 
     >>> x = torch.arange(9.0).view(1, 1, 3, 3)
-    >>> unrolled(x, torch.zeros(1, 1, 2, 2), (1, 1), (0, 0), groups=1)[0, :2]
+    >>> im2col(x, torch.zeros(1, 1, 2, 2), (1, 1), (0, 0), groups=1)[0, :2]
     tensor([[0., 1., 3., 4.],
             [1., 2., 4., 5.]])
     """
@@ -140,17 +140,17 @@ def _outputs(x: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair)
 
 def _crop(chain: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     (x,) = inputs
-    height, width = (seen(chain, side, axis) for axis, side in enumerate(x.shape[2:]))
+    height, width = (input_extent(chain, side, axis) for axis, side in enumerate(x.shape[2:]))
     if (height, width) == tuple(x.shape[2:]):
         return inputs
     return (x[:, :, :height, :width].contiguous(memory_format=torch.channels_last),)
 
 
-def seen(chain: nn.Module, side: int, axis: int = 0) -> int:
-    """How many of an image's first rows (or columns: axis 1) a chain's outputs depend on.
+def input_extent(chain: nn.Module, side: int, axis: int = 0) -> int:
+    """The number of first rows (axis 0) or columns (axis 1) of an image that a chain's outputs depend on.
 
     >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.MaxPool2d(2))
-    >>> seen(cnn, 32), seen(cnn, 30)  # 30 → 28 → 14 → 12 → 6
+    >>> input_extent(cnn, 32), input_extent(cnn, 30)  # 30 → 28 → 14 → 12 → 6
     (30, 30)
     """
     steps: list[Pair] = []
@@ -172,7 +172,7 @@ def seen(chain: nn.Module, side: int, axis: int = 0) -> int:
 
 
 def _step(layer: nn.Module, axis: int) -> Pair | None:
-    """Kernel and stride of a layer that pads nothing."""
+    """Kernel and stride of a layer without padding."""
     if type(layer) is nn.Conv2d and layer.padding == (0, 0) and layer.dilation == (1, 1):
         return layer.kernel_size[axis], layer.stride[axis]
     if type(layer) is nn.MaxPool2d:

@@ -1,4 +1,4 @@
-"""Accuracy and loss of a model, in fixed chunks so that the sums do not depend on who computes them."""
+"""Accuracy and loss of a model, summed over fixed chunks so that results do not depend on the workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from feddumap.config import Config
 from feddumap.core.messages import Architecture, Tensors
-from feddumap.training.model import Model, as_model, make
+from feddumap.training.backends import as_model, make_model
+from feddumap.training.model import Model
 from feddumap.training.samples import Samples
 
 CHUNK = 250
@@ -20,7 +21,7 @@ CHUNK = 250
 
 @dataclass(frozen=True)
 class Score:
-    """What a chunk adds to the whole: right answers, summed cross-entropy, images."""
+    """The sums over some images: correct predictions, cross-entropy and number of images."""
 
     correct: int
     loss: float
@@ -45,7 +46,7 @@ class Score:
 
 
 def chunks(count: int) -> list[tuple[int, int]]:
-    """[0, count) in stretches of CHUNK.
+    """[0, count) in spans of CHUNK.
 
     >>> chunks(600)
     [(0, 250), (250, 500), (500, 600)]
@@ -54,15 +55,15 @@ def chunks(count: int) -> list[tuple[int, int]]:
 
 
 def score_weights(architecture: Architecture, weights: Tensors, samples: Samples, config: Config) -> Score:
-    """All samples, chunk by chunk, by a network with these weights."""
+    """The score of a network with these weights on all samples."""
     device = config.run.device
-    model = make(architecture, weights, config.train.kernels, device)
+    model = make_model(architecture, weights, config.train.kernels, device)
     parts = (Samples(samples.images[a:b], samples.labels[a:b]).to(device) for a, b in chunks(len(samples)))
     return Score.total(score(model, part) for part in parts)
 
 
 def score(model: Model | nn.Module, samples: Samples) -> Score:
-    """One chunk, in eval mode, without augmentation."""
+    """The score on one chunk, in eval mode without augmentation."""
     outputs = as_model(model).outputs(samples.images)
     with torch.inference_mode():
         loss = F.cross_entropy(outputs.double(), samples.labels, reduction="sum")

@@ -1,4 +1,4 @@
-"""The training loop: the only one. Devices and the server train with it, whatever the method."""
+"""The training loop of devices and server, for every method."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from feddumap.training.model import Loss, Model, as_model
+from feddumap.training.backends import as_model
+from feddumap.training.model import Loss, Model
 from feddumap.training.optimizers import UpdateRule
 from feddumap.training.samples import Batch, Samples
 
 Schedule = Callable[[int], float]
-"""The learning rate of a step, counted from 0."""
+"""The learning rate as a function of the step, from 0."""
 
 
 def fit(
@@ -22,8 +23,7 @@ def fit(
     lr: float | Schedule,
     loss: Loss | None = None,
 ) -> int:
-    """Train in place, one step a batch; returns the number of steps. The loss is cross-entropy if none is
-    given."""
+    """Train in place, one step per batch, with cross-entropy by default; returns the number of steps."""
     trained = as_model(model)
     steps = 0
     with trained.training():
@@ -39,7 +39,7 @@ def fit(
 def full_gradient(
     model: Model | nn.Module, samples: Samples, shift: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
-    """∇ of the mean loss over all samples, without augmentation, in eval mode and in fixed chunks."""
+    """∇ of the mean loss over all samples, in eval mode without augmentation, summed over fixed chunks."""
     made = as_model(model)
     total = made.zeros()
     for grads in made.summed_gradients(samples, shift):

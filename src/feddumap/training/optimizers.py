@@ -1,4 +1,4 @@
-"""How a gradient moves the parameters: SGD, kinds of momentum, Adam, and what goes around them."""
+"""Update rules: SGD, variants of momentum, Adam, and wrappers around them."""
 
 from __future__ import annotations
 
@@ -9,58 +9,59 @@ from typing import Protocol
 
 import torch
 
-Group = list[torch.Tensor]
-"""Numbers for every parameter: a tensor for each, or one flat tensor for all."""
-Watch = Callable[[dict[str, torch.Tensor]], None]
-"""Sees the gradients of a step, by parameter name. What it keeps it must copy."""
+TensorList = list[torch.Tensor]
+"""Values of all parameters: a tensor for each, or one flat tensor for all."""
+GradientHook = Callable[[dict[str, torch.Tensor]], None]
+"""Called with the gradients of a step by parameter name, which it must copy to keep them."""
 
 
-class Space(Protocol):
-    """The form in which a model's parameters are updated."""
+class ParameterSpace(Protocol):
+    """The representation in which a model's parameters are updated."""
 
     @property
     def names(self) -> list[str]:
         """The parameters' names, in order."""
         ...
 
-    def start(self) -> Group:
-        """A copy of the parameters as they are now."""
+    def start(self) -> TensorList:
+        """A copy of the current parameters."""
         ...
 
-    def zeros(self) -> Group:
-        """A zero for every parameter."""
+    def zeros(self) -> TensorList:
+        """Zeros for all parameters."""
         ...
 
-    def filled(self, values: Mapping[str, torch.Tensor]) -> Group:
-        """Copies of the values of each parameter, by name."""
+    def filled(self, values: Mapping[str, torch.Tensor]) -> TensorList:
+        """Copies of values given by parameter name."""
         ...
 
-    def named(self, group: Group) -> dict[str, torch.Tensor]:
-        """Views of a group, by parameter name and in the parameters' shapes."""
+    def named(self, group: TensorList) -> dict[str, torch.Tensor]:
+        """Views by parameter name, in the shapes of the parameters."""
         ...
 
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How a gradient moves the parameters: `init` makes a rule's own state, `step` updates in place."""
+    """`init` makes the state of the rule; `step(parameters, grads, state, lr)` updates parameters and state
+    in place, and may overwrite the gradients."""
 
-    init: Callable[[Space], Group]
-    step: Callable[[Group, Group, Group, float], None]
+    init: Callable[[ParameterSpace], TensorList]
+    step: Callable[[TensorList, TensorList, TensorList, float], None]
 
 
 def sgd() -> UpdateRule:
     """w ← w − η g."""
 
-    def step(parameters: Group, grads: Group, _: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, _: TensorList, lr: float) -> None:
         torch._foreach_add_(parameters, grads, alpha=-lr)
 
     return UpdateRule(init=lambda _: [], step=step)
 
 
 def momentum(beta: float) -> UpdateRule:
-    """m ← β m + (1 − β) g, w ← w − η m, from m = 0. (torch.optim.SGD's dampening skips its first step.)"""
+    """m ← β m + (1 − β) g, w ← w − η m, from m = 0. (torch.optim.SGD skips dampening in the first step.)"""
 
-    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, state: TensorList, lr: float) -> None:
         torch._foreach_mul_(state, beta)
         torch._foreach_add_(state, grads, alpha=1 - beta)
         torch._foreach_add_(parameters, state, alpha=-lr)
@@ -68,21 +69,21 @@ def momentum(beta: float) -> UpdateRule:
     return UpdateRule(lambda space: space.zeros(), step)
 
 
-def carried_momentum(beta: float, carried: dict[str, torch.Tensor]) -> UpdateRule:
-    """The same from a given m, by parameter name. `carried` is updated in place and holds m afterwards."""
+def momentum_from(beta: float, initial: dict[str, torch.Tensor]) -> UpdateRule:
+    """`momentum` from a given m, by parameter name. `initial` is updated in place and holds m afterwards."""
 
-    def init(space: Space) -> Group:
-        state = space.filled(carried)
-        carried.update(space.named(state))
+    def init(space: ParameterSpace) -> TensorList:
+        state = space.filled(initial)
+        initial.update(space.named(state))
         return state
 
     return replace(momentum(beta), init=init)
 
 
 def frozen_momentum(beta: float, state: dict[str, torch.Tensor]) -> UpdateRule:
-    """w ← w − η ((1 − β) g + β s) with the server's s, which stays as it is (MimeLite)."""
+    """w ← w − η ((1 − β) g + β s) with the server's s, which is constant (MimeLite)."""
 
-    def step(parameters: Group, grads: Group, frozen: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, frozen: TensorList, lr: float) -> None:
         torch._foreach_add_(parameters, grads, alpha=-lr * (1 - beta))
         torch._foreach_add_(parameters, frozen, alpha=-lr * beta)
 
@@ -92,7 +93,7 @@ def frozen_momentum(beta: float, state: dict[str, torch.Tensor]) -> UpdateRule:
 def proximal(mu: float) -> UpdateRule:
     """w ← w − η (g + μ (w − w⁰)): FedProx, SGD on ℓ(w) + μ/2 ‖w − w⁰‖² with w⁰ the model received."""
 
-    def step(parameters: Group, grads: Group, start: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, start: TensorList, lr: float) -> None:
         torch._foreach_add_(grads, torch._foreach_sub(parameters, start), alpha=mu)
         torch._foreach_add_(parameters, grads, alpha=-lr)
 
@@ -102,7 +103,7 @@ def proximal(mu: float) -> UpdateRule:
 def corrected(shift: dict[str, torch.Tensor]) -> UpdateRule:
     """w ← w − η (g + s) with a given s: SCAFFOLD, whose s is c − c_k."""
 
-    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, state: TensorList, lr: float) -> None:
         torch._foreach_add_(grads, state)
         torch._foreach_add_(parameters, grads, alpha=-lr)
 
@@ -110,16 +111,16 @@ def corrected(shift: dict[str, torch.Tensor]) -> UpdateRule:
 
 
 def masked(rule: UpdateRule, mask: dict[str, torch.Tensor]) -> UpdateRule:
-    """A rule under which the weights that a mask leaves out get no gradient, and so stay zero."""
+    """A rule that zeroes the gradients of masked weights, so that these weights remain zero."""
     if not mask:
         return rule
 
-    def init(space: Space) -> Group:
+    def init(space: ParameterSpace) -> TensorList:
         one = torch.ones(())
         kept = space.filled({name: mask.get(name, one) for name in space.names})
         return kept + rule.init(space)
 
-    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, state: TensorList, lr: float) -> None:
         count = len(parameters)
         torch._foreach_mul_(grads, state[:count])
         rule.step(parameters, grads, state[count:], lr)
@@ -127,16 +128,16 @@ def masked(rule: UpdateRule, mask: dict[str, torch.Tensor]) -> UpdateRule:
     return UpdateRule(init, step)
 
 
-def watched(rule: UpdateRule, see: Watch) -> UpdateRule:
-    """A rule that shows each step's gradients first, by parameter name."""
-    spaces: list[Space] = []
+def with_gradient_hook(rule: UpdateRule, hook: GradientHook) -> UpdateRule:
+    """A rule that calls `hook` with the gradients before each step."""
+    spaces: list[ParameterSpace] = []
 
-    def init(space: Space) -> Group:
+    def init(space: ParameterSpace) -> TensorList:
         spaces[:] = [space]
         return rule.init(space)
 
-    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
-        see(spaces[0].named(grads))
+    def step(parameters: TensorList, grads: TensorList, state: TensorList, lr: float) -> None:
+        hook(spaces[0].named(grads))
         rule.step(parameters, grads, state, lr)
 
     return UpdateRule(init, step)
@@ -149,12 +150,12 @@ def adam(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> UpdateRule:
-    """Adam with bias correction, on gradients whose joint norm is clipped; decay adds λ w to them."""
+    """Adam with bias correction; the global gradient norm is clipped, then weight decay adds λ w."""
 
-    def init(space: Space) -> Group:
+    def init(space: ParameterSpace) -> TensorList:
         return [torch.zeros(()), *space.zeros(), *space.zeros()]
 
-    def step(parameters: Group, grads: Group, state: Group, lr: float) -> None:
+    def step(parameters: TensorList, grads: TensorList, state: TensorList, lr: float) -> None:
         count, half = state[0].add_(1).item(), len(parameters) + 1
         means, squares = state[1:half], state[half:]
         if clip < math.inf:

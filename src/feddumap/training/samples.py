@@ -1,4 +1,4 @@
-"""Images and labels, and the batches in which they are trained on."""
+"""Images with labels, and batches of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from feddumap.training.augment import Crops, crop_and_flip, draw, pad
 
-RAREST = 1e-4  # the frequency of a label that does not occur
+MIN_FREQUENCY = 1e-4  # of a label in `label_shift`
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Samples:
 
     @property
     def nbytes(self) -> int:
-        """What sending them takes: a byte a pixel value, and a byte for each label."""
+        """The size of a message with these samples: a byte per pixel value and per label."""
         return self.images.nbytes + len(self.labels)
 
     @staticmethod
     def take(images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Samples:
-        """Copy the chosen images out of a (memory-mapped) data set."""
+        """Copy some images of a (memory-mapped) dataset."""
         return Samples(torch.from_numpy(images[indices]), torch.from_numpy(labels[indices].astype(np.int64)))
 
     def to(self, device: str) -> Samples:
@@ -42,12 +42,12 @@ class Samples:
 
 
 def to_input(images: torch.Tensor) -> torch.Tensor:
-    """Bytes [n, h, w, c] as floats in [0, 1], seen as [n, c, h, w]: channels-last in memory, no copy more."""
+    """Bytes [n, h, w, c] as floats in [0, 1], of shape [n, c, h, w] and channels-last in memory."""
     return images.permute(0, 3, 1, 2) / 255
 
 
-class Pictures:
-    """The images that epochs are made of; padded once for all of them, if somebody wants that."""
+class ImageSource:
+    """The images of several epochs, padded once on first use."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self.bytes = images.contiguous()
@@ -59,13 +59,13 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Images in an order, each cropped and mirrored in its own way or not at all, in batches of `size`.
+    """The images of an epoch in their order, cropped and mirrored by `crops` if given, in batches of `size`.
 
-    `targets` are the labels, or whatever else the loss compares with, in that order. `shift` is added to the
-    outputs before cross-entropy (`label_shift`).
+    `targets` are the labels or other targets of the loss, in the same order. `shift` is added to the outputs
+    before cross-entropy (`label_shift`).
     """
 
-    pictures: Pictures
+    source: ImageSource
     order: np.ndarray
     targets: torch.Tensor
     size: int
@@ -74,21 +74,21 @@ class Epoch:
 
     @cached_property
     def images(self) -> torch.Tensor:
-        """All of them, as bytes: one look-up for a whole epoch."""
-        source = self.pictures.bytes
+        """All images of the epoch, as bytes."""
+        images = self.source.bytes
         if self.crops is None:
-            return source[torch.from_numpy(self.order).to(source.device)]
-        return torch.from_numpy(crop_and_flip(self.pictures.padded, self.order, self.crops)).to(source.device)
+            return images[torch.from_numpy(self.order).to(images.device)]
+        return torch.from_numpy(crop_and_flip(self.source.padded, self.order, self.crops)).to(images.device)
 
     def batches(self) -> Iterator[Batch]:
-        """⌈n/B⌉ batches; the last one may be smaller, none is dropped."""
+        """⌈n/B⌉ batches, of which the last may be smaller."""
         for start in range(0, len(self.order), self.size):
             yield Batch(self, start, min(start + self.size, len(self.order)))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A part of an epoch. Unpacked, it is the network's inputs and the targets."""
+    """A batch of an epoch; unpacks into the inputs of the network and the targets."""
 
     epoch: Epoch
     start: int
@@ -107,9 +107,9 @@ class Batch:
 
 
 def label_shift(labels: torch.Tensor, classes: int, tau: float) -> torch.Tensor | None:
-    """τ log π, where π are the frequencies of these labels and at least 1e-4; None if τ = 0.
+    """τ log π, where π are the label frequencies, at least 1e-4; None if τ = 0.
 
-    Cross-entropy on z + τ log π (balanced softmax; Ren et al., 2020) no longer pushes down the outputs of
+    Cross-entropy on z + τ log π (balanced softmax; Ren et al., 2020) does not push down the outputs of
     classes that a node does not have.
 
     >>> label_shift(torch.tensor([0, 0, 2, 2]), 3, 1.0)
@@ -118,7 +118,7 @@ def label_shift(labels: torch.Tensor, classes: int, tau: float) -> torch.Tensor 
     if tau == 0:
         return None
     frequencies = torch.bincount(labels, minlength=classes).double() / len(labels)
-    return (tau * frequencies.clamp_min(RAREST).log()).float()
+    return (tau * frequencies.clamp_min(MIN_FREQUENCY).log()).float()
 
 
 def batches(
@@ -131,9 +131,9 @@ def batches(
     shift: torch.Tensor | None = None,
 ) -> Iterator[Batch]:
     """E epochs of ⌈n/B⌉ shuffled batches."""
-    pictures = Pictures(samples.images)
+    source = ImageSource(samples.images)
     for _ in range(epochs):
         order = rng.permutation(len(samples))
         crops = draw(len(order), rng) if augment else None
         targets = samples.labels[torch.from_numpy(order).to(samples.labels.device)]
-        yield from Epoch(pictures, order, targets, size, crops, shift).batches()
+        yield from Epoch(source, order, targets, size, crops, shift).batches()

@@ -1,4 +1,4 @@
-"""The `density` rule: a pruning rate read off the smoothed eigenvalue density of a node's Hessian."""
+"""The `density` rule: a pruning rate from the smoothed eigenvalue density of a node's Hessian."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from feddumap.pruning.curvature.lanczos import Spectrum
 
 GRID, MARGIN = 10_000, 0.01
-INCREMENT, SMALL_CHANGE, CALM = 0.1, 0.005, 3
+INCREMENT, SMALL_CHANGE, STABLE_STEPS = 0.1, 0.005, 3
 HALVINGS = 40
 
 
@@ -29,27 +29,28 @@ def mass_above(spectrum: Spectrum) -> Callable[[float], float]:
     return lambda t: float(tail[np.searchsorted(grid, t, side="right")])
 
 
-def settled_rate(above: Callable[[float], float]) -> float:
-    """Walk t = 0, inc, 2·inc, … until r(t) hardly changes three times in a row, and return it.
+def stable_rate(above: Callable[[float], float]) -> float:
+    """The first r(t), t = 0, inc, 2·inc, …, after three consecutive changes below 0.005.
 
-    If r falls below half of r(0) first, the steps were too long: halve inc (0.1 at first) and start again.
+    If r falls below half of r(0) first, the steps are too long: inc, initially 0.1, is halved and the search
+    restarts.
 
-    >>> settled_rate(lambda t: 0.4)
+    >>> stable_rate(lambda t: 0.4)
     0.4
-    >>> settled_rate(lambda t: 0.9 if t < 0.25 else 0.6)
+    >>> stable_rate(lambda t: 0.9 if t < 0.25 else 0.6)
     0.6
     """
     first = above(0.0)
     rate, increment = first, INCREMENT
     for _ in range(HALVINGS):
-        before, calm, steps = first, 0, 0
+        before, stable, steps = first, 0, 0
         while True:
             steps += 1
             rate = above(steps * increment)
             if rate < first / 2:
                 break
-            calm = calm + 1 if abs(rate - before) < SMALL_CHANGE else 0
-            if calm == CALM:
+            stable = stable + 1 if abs(rate - before) < SMALL_CHANGE else 0
+            if stable == STABLE_STEPS:
                 return rate
             before = rate
         increment /= 2

@@ -1,4 +1,4 @@
-"""The `gap` rule: the paper's text, read literally. The first gap of the spectrum that exceeds 4L."""
+"""The `gap` rule, as in the paper's text: the first gap of the spectrum that exceeds 4L."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK_BYTES = 1 << 30
 
 
 class Gap(NamedTuple):
-    """m eigenvalues of d lie below the first gap; m = 0 where no gap is large enough."""
+    """m of d eigenvalues are below the first gap; m = 0 if no gap is large enough."""
 
     m: int
     d: int
@@ -46,7 +46,7 @@ def fisher_spectrum(network: nn.Module, samples: Samples) -> np.ndarray:
     """Non-zero eigenvalues of the empirical Fisher F = Σ g_i g_iᵀ / n, ascending.
 
     They are those of the Gram matrix K_ij = g_i · g_j / n of the samples' gradients, which is only n × n. It
-    is summed up over blocks of parameters, so that n gradients of a large network need not fit in memory.
+    is summed over blocks of parameters, so that n gradients of a large network need not fit in memory.
     """
     count = len(samples)
     gram = torch.zeros(count, count, dtype=torch.float64)
@@ -64,7 +64,7 @@ def _singles(samples: Samples) -> list[Samples]:
 
 
 def _blocks(parameters: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
-    """Runs of parameters of which `count` gradients take at most about a gigabyte."""
+    """Blocks of parameters of which `count` gradients take at most about a gigabyte."""
     blocks: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:
@@ -79,9 +79,9 @@ def _blocks(parameters: list[nn.Parameter], count: int) -> list[list[nn.Paramete
 def lipschitz_constant(
     network: nn.Module, samples: Samples, target: list[torch.Tensor], product: Product | None = None
 ) -> float:
-    """The largest of 8 secants of B(Δ) = H(W')Δ − ∇L(W' + Δ) on the way from W' to `target` (W_init).
+    """The largest slope of 8 secants of B(Δ) = H(W')Δ − ∇L(W' + Δ) between W' and `target` (W_init).
 
-    For a quadratic loss B is constant, so L = 0. The network's parameters are moved and put back.
+    For a quadratic loss B is constant, so L = 0. The parameters of the network are modified and restored.
     """
     product = product or hessian(network, samples)
     parameters = list(network.parameters())

@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.errors import FeddumapError
-from feddumap.training.model import ChainModel, Model, TorchModel, as_model
+from feddumap.training.backends import as_model
+from feddumap.training.chain_model import ChainModel
+from feddumap.training.model import Model
 from feddumap.training.samples import Samples, to_input
+from feddumap.training.torch_model import TorchModel
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -25,17 +28,17 @@ class Spectrum(NamedTuple):
 
 
 def loss_of(network: nn.Module, samples: Samples) -> torch.Tensor:
-    """Mean cross-entropy in eval mode: batch norm's statistics stay as they are."""
+    """Mean cross-entropy in eval mode, which does not change batch-norm statistics."""
     return F.cross_entropy(network.eval()(to_input(samples.images)), samples.labels)
 
 
 def flat(tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor:
-    """One vector from tensors, in their logical order whatever their layout."""
+    """The concatenation of tensors in logical order, whatever their memory layout."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def coordinates(model: Model | nn.Module, vector: torch.Tensor) -> torch.Tensor:
-    """A vector over all parameters, in their logical order, as the products of `hessian` take it."""
+def to_coordinates(model: Model | nn.Module, vector: torch.Tensor) -> torch.Tensor:
+    """A vector over all parameters in logical order, in the coordinates of `hessian`."""
     made = as_model(model)
     shapes = {name: tensor.shape for name, tensor in made.named(made.parameters).items()}
     parts = torch.split(vector, [shape.numel() for shape in shapes.values()])
@@ -69,9 +72,11 @@ def hessian(model: Model | nn.Module, samples: Samples) -> Product:
 
 
 def check_finite(matrix: np.ndarray) -> None:
-    """Weights may be finite and yet so large that the loss is not."""
+    """Raise an error if a matrix is not finite: the loss may overflow although the weights are finite."""
     if not np.isfinite(matrix).all():
-        raise FeddumapError("no pruning rate: the loss of the global model has overflowed: lower train.lr")
+        raise FeddumapError(
+            "cannot find a pruning rate: the loss of the global model overflowed: lower train.lr"
+        )
 
 
 def lanczos(product: Product, probe: torch.Tensor, steps: int) -> Spectrum:

@@ -1,4 +1,4 @@
-/* What Python calls: a chain is made once, and then trained or evaluated batch by batch. */
+/* The exported functions: create a chain once, then train or evaluate it batch by batch. */
 #include "chain.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define SPEC 10 /* numbers that describe a layer */
-#define LARGE (256L << 10) /* bytes of weights that no longer stay in the cache from image to image */
+#define LARGE (256L << 10) /* bytes of weights that do not fit in the cache between images */
 
 void *zeros(long bytes) {
     void *p = NULL;
@@ -17,7 +17,7 @@ void *zeros(long bytes) {
 
 static long larger(long a, long b) { return a > b ? a : b; }
 
-/* How rows of the kernels are divided into blocks that fit into registers. */
+/* Divides the rows of a kernel into blocks that fit in registers. */
 static void set_blocks(Layer *l) {
     int vecs = (l->kernel_w * l->in_c + 7) / 8;
     l->row_parts = (vecs + ACCUMULATORS - 1) / ACCUMULATORS;
@@ -38,7 +38,7 @@ static int choose_way(const Layer *l, int batch) {
     return small && l->inputs >= 8 && l->in_c % 8 == 0 ? WINOGRAD : DIRECT;
 }
 
-/* Buffers and constants of a convolution; what is shared by all layers is measured for `fdm_create`. */
+/* Buffers and constants of a convolution; updates the sizes of buffers shared by all layers for `fdm_create`. */
 static int make_convolution(Chain *chain, int i, const int32_t *spec, long *scratch, long *lists, long *counts,
                             long *windows_most) {
     Layer *l = chain->layer + i, *before = i ? l - 1 : NULL;
@@ -65,7 +65,7 @@ static int make_convolution(Chain *chain, int i, const int32_t *spec, long *scra
     long factor = l->way == WINOGRAD ? 16 : l->way == DIRECT ? (long)l->kernel_h * l->kernel_w : 0;
     l->packed = zeros(sizeof(float) * factor * l->inputs * l->map_c);
     l->padded_bias = zeros(sizeof(float) * l->map_c);
-    /* large kernels: all images for each block of rows, whose part of the images is to stay in the cache */
+    /* large kernels: all images for each block of rows, whose part of the images should fit in the cache */
     int large = (long)sizeof(float) * size > LARGE;
     long image = sizeof(float) * l->in_h * l->in_w * (large ? 8 * l->block_vecs : l->in_c);
     long fitting = larger(1, (24L << 10) / image), enough = (64 + windows - 1) / windows;
@@ -93,7 +93,7 @@ static int make_linear(Chain *chain, int i) {
     return l->in && l->in_grad;
 }
 
-/* The output of a layer behind which no buffer of a next layer takes it. */
+/* The output buffer of a layer whose output is not the input buffer of the next layer. */
 static int make_output(Chain *chain, Layer *l) {
     long step = l->out_step;
     if (l->kind == CONVOLUTION) {
@@ -108,7 +108,7 @@ EXPORT void fdm_destroy(Chain *chain) {
     if (!chain) return;
     for (int i = 0; i < chain->layers; i++) {
         Layer *l = chain->layer + i, *next = i + 1 < chain->layers ? l + 1 : NULL;
-        if (!next || l->kind != next->kind) { /* its output is its own */
+        if (!next || l->kind != next->kind) { /* needs its own output buffer */
             free(l->out), free(l->out_grad), free(l->out_tangent), free(l->out_grad_tangent);
         }
         void *own[] = {l->in,         l->in_grad,         l->argmax,       l->packed,     l->padded_bias,
@@ -121,11 +121,11 @@ EXPORT void fdm_destroy(Chain *chain) {
     free(chain);
 }
 
-/* A chain for batches of at most `batch` images, of which it sees the first `height` rows and `width` columns.
+/* A chain for batches of at most `batch` images, of which it reads the first `height` rows and `width` columns.
  *
- * `spec` has ten numbers for each layer: kind (0 convolution, 1 linear), inputs, outputs, kernel height and width,
- * padding height and width, pool (1 or 2), relu (0 or 1), way of computing (-1: choose). The first layer is a
- * convolution, linear layers come last. Python has checked all of it. NULL if there is no memory. */
+ * `spec` has ten numbers per layer: kind (0 convolution, 1 linear), inputs, outputs, kernel height and width,
+ * padding height and width, pool (1 or 2), relu (0 or 1), algorithm (-1: automatic). The first layer is a
+ * convolution, linear layers come last. Python checks the arguments. NULL if out of memory. */
 EXPORT Chain *fdm_create(int layers, const int32_t *spec, int batch, int height, int width) {
     Chain *chain = zeros(sizeof(Chain));
     if (!chain) return NULL;
@@ -190,7 +190,7 @@ static void backward(Chain *chain, int count, const float *parameters, float *gr
     }
 }
 
-/* What the chain gives: logits [count][classes], or [count][channels][places] if it ends in a convolution. */
+/* The outputs of the chain: logits [count][classes], or [count][channels][places] if it ends in a convolution. */
 static void copy_outputs(const Chain *chain, int count, float *to) {
     const Layer *last = chain->layer + chain->layers - 1;
     for (int i = 0; i < count; i++, to += chain->outputs)
@@ -216,7 +216,7 @@ EXPORT double fdm_gradients(Chain *chain, int count, const uint8_t *images, int 
     return loss;
 }
 
-/* The outputs for `count` images, however many; the last batch of them stays, for `fdm_backward`. */
+/* The outputs for any number of images; activations of the last batch are kept for `fdm_backward`. */
 EXPORT void fdm_outputs(Chain *chain, int count, const uint8_t *images, int height, int width, const int64_t *index,
                         const int32_t *crop, const float *parameters, float *outputs) {
     pack_forward(chain, parameters);
@@ -228,7 +228,7 @@ EXPORT void fdm_outputs(Chain *chain, int count, const uint8_t *images, int heig
     }
 }
 
-/* The gradient of any loss, given that with respect to the outputs of the last forward pass. */
+/* The gradient of any loss, given its gradient with respect to the outputs of the last forward pass. */
 EXPORT void fdm_backward(Chain *chain, int count, const float *output_grads, const float *parameters, float *grads) {
     Layer *last = chain->layer + chain->layers - 1;
     for (int i = 0; i < count; i++)
@@ -237,5 +237,5 @@ EXPORT void fdm_backward(Chain *chain, int count, const float *output_grads, con
     backward(chain, count, parameters, grads);
 }
 
-/* Changes with the meaning of what is exported, so that a library built from other sources is not used. */
+/* Changes with the interface, so that a library built from other sources is not used. */
 EXPORT int fdm_version(void) { return 2; }

@@ -1,7 +1,7 @@
 /* A chain of layers: convolutions with their pools and ReLUs, then linear layers.
  *
- * Activations lie in memory as [image][row][column][channel]. A convolution's input buffer has its zero padding
- * as a border, and channels are rounded up to whole vectors, except for the images themselves; what is added is
+ * Activations are stored as [image][row][column][channel]. A convolution's input buffer has its zero padding
+ * as a border, and channels are rounded up to whole vectors, except for the images themselves; padding is
  * zero. Weights are read from one flat array in the order of the layers, weight before bias: convolutions as
  * [output][kernel row][kernel column][input], linear layers as [output][input].
  *
@@ -13,16 +13,16 @@
 #include "vec.h"
 
 #define MOST_LAYERS 32
-#define ACCUMULATORS 12 /* vectors of a sum that stay in registers, of 16 */
+#define ACCUMULATORS 12 /* registers for sums, of 16 */
 #define TILE_ROWS 24    /* tiles of a Winograd block, at most */
 
 enum { CONVOLUTION = 0, LINEAR = 1 };
-enum { DIRECT = 0, WINOGRAD = 1, DOTS = 2 }; /* ways to compute a convolution */
+enum { DIRECT = 0, WINOGRAD = 1, DOTS = 2 }; /* algorithms of a convolution */
 
 typedef struct {
     int kind, inputs, outputs; /* channels or features */
     int relu;
-    long weight, bias;         /* places in the flat array */
+    long weight, bias;         /* offsets in the flat array */
     float *in, *out;           /* activations; `out` is the next layer's `in` */
     float *in_grad, *out_grad; /* their gradients, in the same geometry */
 
@@ -35,7 +35,7 @@ typedef struct {
     int in_h, in_w, in_c;                         /* the input buffer: sizes with the border, floats a pixel */
     int map_h, map_w, map_c;                      /* the output after the pool, channels rounded up */
     int out_h, out_w, out_border_h, out_border_w; /* the output buffer, and where the map begins in it */
-    uint8_t *argmax;                              /* which of a window's four is the largest */
+    uint8_t *argmax;                              /* which of a window's four outputs is the maximum */
     float *packed;                                /* weights for the forward pass */
     float *padded_bias;
 
@@ -50,14 +50,14 @@ typedef struct {
     /* Hessian products: derivatives along a direction, of activations and of their gradients */
     float *in_tangent, *out_tangent, *in_grad_tangent, *out_grad_tangent;
     float *tangent_rows;                           /* the direction's weights, in blocks like `rows` */
-    int32_t *live_patch, *live_place, *live_start; /* by image and channel, the outputs that are not cut off */
+    int32_t *live_patch, *live_place, *live_start; /* by image and channel, the live outputs */
 } Layer;
 
 typedef struct {
     int layers, batch;
-    int height, width, channels; /* of the part of an image that the chain sees */
+    int height, width, channels; /* of the part of an image that the chain depends on */
     long parameters;
-    int outputs; /* numbers the chain gives for an image */
+    int outputs; /* outputs per image */
     Layer layer[MOST_LAYERS];
     float *scratch;
     /* the gradients that are not zero, for each channel in turn: value, place of the patch it belongs to */

@@ -1,4 +1,4 @@
-"""A chain in C, called with checked arguments."""
+"""Python interface of the C kernels, which checks their arguments."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 import torch
 
 from feddumap.training.kernels.library import Library, require
-from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, Layer, Spec
+from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, ChainSpec, LayerSpec
 
 AUTOMATIC, DIRECT, WINOGRAD, DOTS = -1, 0, 1, 2
-"""Ways to compute a convolution; by itself each layer takes the fastest."""
+"""Algorithms of a convolution; AUTOMATIC chooses the fastest for each layer."""
 
-FAR = 2**20  # pixels
-KEPT = 6  # chains of a thread, each with its buffers
+MAX_CROP_OFFSET = 2**20  # pixels
+CACHED_CHAINS = 6  # per thread
 
 
 def check(fine: bool, expected: str) -> None:
-    """What reaches C is checked, also under `python -O`."""
+    """Raise a ValueError unless an argument is valid, also under `python -O`."""
     if not fine:
         raise ValueError(f"the kernels expected {expected}")
 
 
 class Images:
-    """Images for the kernels, checked once: bytes [n, h, w, c], which of them in which order, how each is
-    cropped (see `augment.Crops`), their labels, and what is added to the outputs before cross-entropy."""
+    """Arguments of the kernels, checked once: images as bytes [n, h, w, c], their order, crops
+    (`augment.Crops`) and labels, and the shift added to the outputs before cross-entropy."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class Images:
         if crops is not None:
             check(crops.shape == (len(index), 3), "a crop of three numbers for each image")
             check(crops.dtype.kind in "iu", f"crops of whole numbers, not of {crops.dtype}")
-            check(int(crops.min()) >= -FAR and int(crops.max()) <= FAR, "crops near the image")
+            near = int(crops.min()) >= -MAX_CROP_OFFSET and int(crops.max()) <= MAX_CROP_OFFSET
+            check(near, f"crop offsets of at most {MAX_CROP_OFFSET} pixels")
             crops = np.ascontiguousarray(crops, dtype=np.int32)
         self.shape = tuple(source.shape[1:])
         self.top_label = -1
@@ -72,7 +73,7 @@ class Images:
                 "a float32 shift for each class on the CPU",
             )
         self._shifted = None if shift is None else len(shift)
-        self._owners = source, index, crops, labels, shift  # the addresses below are theirs
+        self._owners = source, index, crops, labels, shift  # own the memory of the pointers below
         self._source = source.data_ptr()
         self._index = index.ctypes.data
         self._crops = None if crops is None else crops.ctypes.data
@@ -84,25 +85,25 @@ class Images:
         return self._count
 
     def arguments(self, start: int, stop: int) -> tuple[int, int, int, int, int, int | None]:
-        """Some of them, as the kernels take them."""
+        """The arguments of the kernels for the images [start, stop)."""
         check(0 <= start < stop <= self._count, f"some of {self._count} images, not {start} to {stop}")
         height, width, _ = self.shape
         crops = None if self._crops is None else self._crops + 12 * start
         return stop - start, self._source, height, width, self._index + 8 * start, crops
 
     def labels(self, start: int, classes: int) -> int:
-        """The labels from `start` on, as the kernels take them."""
+        """The address of the labels from `start` on."""
         check(self._labels is not None and self.top_label < classes, f"labels below {classes}")
         return (self._labels or 0) + 8 * start
 
     def shift(self, classes: int) -> int | None:
-        """What is added to the outputs, as the kernels take it."""
+        """The address of the shift, or None."""
         check(self._shifted in (None, classes), f"a shift for each of {classes} classes")
         return self._shift
 
 
 class Chain:
-    """Buffers for one chain of layers and batches of up to `batch` images, of which it sees height × width.
+    """A chain of layers with buffers for batches of up to `batch` images, of which it reads height × width.
 
     Parameters and gradients are flat float32 tensors of `parameters` numbers: each layer's weight
     (convolutions as [output, row, column, input]), then its bias. One thread at a time may use a chain.
@@ -110,10 +111,10 @@ class Chain:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: ChainSpec,
         batch: int,
         size: tuple[int, int],
-        way: int = AUTOMATIC,
+        algorithm: int = AUTOMATIC,
         library: Library | None = None,
     ) -> None:
         height, width = size
@@ -125,13 +126,17 @@ class Chain:
         last = spec.layers[-1]
         self.outputs = last.outputs * (math.prod(maps[-1]) if last.kernel else 1)
         self._check_sizes(maps)
-        numbers = [number for layer in spec.layers for number in layer.numbers(self._way(layer, maps, way))]
+        numbers = [
+            number
+            for layer in spec.layers
+            for number in layer.encode(self._supported(layer, maps, algorithm))
+        ]
         self._calls = (library or require()).calls
         pointer = self._calls.fdm_create(
             len(spec.layers), (ctypes.c_int32 * len(numbers))(*numbers), batch, height, width
         )
         if not pointer:
-            raise MemoryError(f"no memory for the buffers of a chain with {self.parameters:,} parameters")
+            raise MemoryError(f"out of memory for the buffers of a chain with {self.parameters:,} parameters")
         self._pointer = ctypes.c_void_p(pointer)
         self._free: Callable[[Any], None] = self._calls.fdm_destroy
 
@@ -178,7 +183,8 @@ class Chain:
         return outputs
 
     def backward(self, output_grads: torch.Tensor, parameters: torch.Tensor, grads: torch.Tensor) -> None:
-        """∇ into `grads`, from that of the outputs of the last `forward`, which was of one batch."""
+        """Write ∇ into `grads`, given the gradient of the outputs of the last `forward`, which had one
+        batch."""
         self._check_flat(parameters, grads)
         count = len(output_grads)
         check(1 <= count <= self.batch, f"a batch of at most {self.batch}, not {count}")
@@ -198,11 +204,11 @@ class Chain:
         self, images: Images, span: tuple[int, int], parameters: torch.Tensor, scale: float
     ) -> Callable[[torch.Tensor, torch.Tensor], None]:
         """A function that writes H·v into its second argument, H being the Hessian of `scale` · the summed
-        loss of one batch. The chain may do nothing else as long as it is used."""
+        loss of one batch. The chain must not be used otherwise while the function is in use."""
         self.gradients(images, span, parameters, torch.empty_like(parameters), scale)
         count = span[1] - span[0]
         if not self._calls.fdm_hessian_start(self._pointer, count):
-            raise MemoryError(f"no memory for Hessian products with {self.parameters:,} parameters")
+            raise MemoryError(f"out of memory for Hessian products with {self.parameters:,} parameters")
 
         def product(vector: torch.Tensor, into: torch.Tensor) -> None:
             self._check_flat(vector, into)
@@ -213,7 +219,7 @@ class Chain:
         return product
 
     def _check_sizes(self, maps: list[tuple[int, int]]) -> None:
-        """C has room for so many layers and numbers of a kernel, and counts places in 32 bits."""
+        """The limits of the C code: number of layers, kernel size, and 32-bit offsets."""
         check(len(self.spec.layers) <= MOST_LAYERS, f"at most {MOST_LAYERS} layers")
         for layer in self.spec.layers:
             check(min(layer.inputs, layer.outputs) > 0, "layers that are not empty")
@@ -227,18 +233,18 @@ class Chain:
             channels, (height, width) = layer.outputs, after
         check((channels + 7) * height * width * self.batch * 16 < 2**31, "a smaller batch")
 
-    def _way(self, layer: Layer, maps: list[tuple[int, int]], way: int) -> int:
-        """A given way where the layer allows it."""
-        if layer.kernel is None or way == AUTOMATIC:
+    def _supported(self, layer: LayerSpec, maps: list[tuple[int, int]], algorithm: int) -> int:
+        """The given algorithm if the layer supports it."""
+        if layer.kernel is None or algorithm == AUTOMATIC:
             return AUTOMATIC
-        place = self.spec.layers.index(layer)
-        even = all(side * (2 if layer.pool else 1) % 2 == 0 for side in maps[place])
+        index = self.spec.layers.index(layer)
+        even = all(side * (2 if layer.pool else 1) % 2 == 0 for side in maps[index])
         allowed = {
             DIRECT: True,
-            WINOGRAD: layer.kernel == (3, 3) and even and place > 0,
+            WINOGRAD: layer.kernel == (3, 3) and even and index > 0,
             DOTS: layer.inputs % 8 == 0,
         }
-        return way if allowed[way] else DIRECT
+        return algorithm if allowed[algorithm] else DIRECT
 
     def _check_images(self, images: Images, span: tuple[int, int] | None) -> None:
         height, width, channels = images.shape
@@ -265,12 +271,12 @@ class Chain:
 _chains = threading.local()
 
 
-def chain_for(spec: Spec, batch: int, size: tuple[int, int]) -> Chain:
-    """This thread's chain for a network and batches of this size, made once."""
-    kept: dict[Any, Chain] = _chains.__dict__.setdefault("kept", {})
+def chain_for(spec: ChainSpec, batch: int, size: tuple[int, int]) -> Chain:
+    """The chain of a network for batches of this size, from a cache of this thread."""
+    cache: dict[Any, Chain] = _chains.__dict__.setdefault("cache", {})
     key = spec, batch, size
-    chain = kept.pop(key, None) or Chain(spec, batch, size)
-    kept[key] = chain  # the newest is last
-    while len(kept) > KEPT:
-        del kept[next(iter(kept))]
+    chain = cache.pop(key, None) or Chain(spec, batch, size)
+    cache[key] = chain  # most recently used last
+    while len(cache) > CACHED_CHAINS:
+        del cache[next(iter(cache))]
     return chain

@@ -1,8 +1,8 @@
-/* Convolutions forward, with bias, 2×2 max-pool and ReLU: the output before the pool never reaches memory. */
+/* Forward pass of convolutions with bias, 2×2 max-pool and ReLU, fused: the output before the pool is not stored. */
 #include "chain.h"
 
-/* ROWS neighbouring pixels times VECS vectors of output channels: bias + Σ x·w, where the numbers of a pixel are
- * `runs` stretches of `length` floats, at the byte offsets `run`. `step`: bytes between two pixels. */
+/* ROWS neighbouring pixels times VECS vectors of output channels: bias + Σ x·w, where the inputs of a pixel are
+ * `runs` runs of `length` floats, at the byte offsets `run`. `step`: bytes between two pixels. */
 INLINE void tile(const int ROWS, const int VECS, const char *x, long step, const int32_t *run, int runs,
                  const int length, const float *w, const float *bias, float *out, long out_step) {
     vec acc[14][2];
@@ -61,7 +61,7 @@ INLINE void strip(Tiles *tiles, int vecs, int count, const float *x, long step, 
     }
 }
 
-/* The first largest of a window's four, as torch takes it (a NaN counts as largest), then ReLU. */
+/* The first maximum of a window's four outputs, as in torch (NaN is the maximum), then ReLU. */
 INLINE void pool_window(vec a, vec b, vec c, vec d, int with_relu, float *out, uint8_t *argmax) {
     vec most = a;
     ivec at = {0}, one = {1, 1, 1, 1, 1, 1, 1, 1}, more;
@@ -75,7 +75,7 @@ INLINE void pool_window(vec a, vec b, vec c, vec d, int with_relu, float *out, u
     *(bvec_at *)argmax = __builtin_convertvector(at, bvec);
 }
 
-/* A row of the map from the (one or two) rows `raw` of [column][step] outputs before the pool. */
+/* A row of the map from one or two rows `raw` of outputs [column][step] before the pool. */
 static void finish_row(const Layer *l, const float *raw, int step, int image, int row, int channel, int vecs) {
     float *out = in_map(l, l->out, image, row, 0) + channel;
     uint8_t *argmax = l->argmax + (((long)image * l->map_h + row) * l->map_w) * l->map_c + channel;
@@ -183,8 +183,8 @@ static void winograd(const Chain *chain, const Layer *l, int count) {
     }
 }
 
-/* PIXELS patches times FILTERS filters as plain dot products, of weights where they are: for maps so small that
- * packing the weights would take as long as the products. */
+/* PIXELS patches times FILTERS filters as dot products with unpacked weights: for maps so small that packing the
+ * weights would take as long as the products. */
 INLINE void patch_dots(const int PIXELS, const int FILTERS, const float *const *x, long x_row, const float *w, long filter,
                        int rows, int length, float *out, long out_step) {
     vec acc[4][3];

@@ -2,10 +2,10 @@
  *
  * Along a direction V of the weights W, with x a layer's input, z its output and g its output's gradient:
  *
- *     forward:   ż = ẋ∗W + x∗V                      only for outputs that pool and ReLU let through
+ *     forward:   ż = ẋ∗W + x∗V                      only for outputs that pass pool and ReLU
  *     backward:  Ẇ-gradient = ġ·x + g·ẋ,  ẋ-gradient = ġ·W + g·V
  *
- * Pool and ReLU are linear wherever the network is differentiable, so the outputs that live are those of the batch's
+ * Pool and ReLU are linear wherever the network is differentiable, so the live outputs are those of the batch's
  * gradient, and they are listed once: `fdm_hessian_start` after `fdm_gradients`, then any number of products.
  */
 #include <string.h>
@@ -13,9 +13,9 @@
 #include "chain.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define SHARE 64 /* outputs whose sums are kept meanwhile */
+#define SHARE 64 /* outputs whose sums are buffered */
 
-/* Every output that has a gradient whatever comes behind it: by image and channel, its patch and its place. */
+/* Every output that passes pool and ReLU: by image and channel, its patch and its position. */
 static void list_live(const Layer *l, int count) {
     int windows = l->map_h * l->map_w;
     long image = (long)l->in_h * l->in_w * l->in_c;
@@ -35,7 +35,7 @@ static void list_live(const Layer *l, int count) {
     l->live_start[(long)count * l->outputs] = n;
 }
 
-/* Lists the live outputs of the batch whose gradient was just computed. 0 if there is no memory. */
+/* Lists the live outputs of the batch whose gradient was just computed. 0 if out of memory. */
 EXPORT int fdm_hessian_start(Chain *chain, int count) {
     int widest = 0;
     for (int i = 0; i < chain->layers; i++) {
@@ -80,7 +80,7 @@ EXPORT int fdm_hessian_start(Chain *chain, int count) {
     return 1;
 }
 
-/* ż = ẋ∗W + x∗V + v, where pool and ReLU let it through; elsewhere it is zero from the start */
+/* ż = ẋ∗W + x∗V + v, for outputs that pass pool and ReLU; the others are zero from the start */
 static void convolution_tangent(const Layer *l, int count, const float *weight, const float *direction, const float *bias) {
     float sums[8 * SHARE];
     if (!l->exact) pack_rows(l, weight, l->rows), pack_rows(l, direction, l->tangent_rows);

@@ -1,11 +1,11 @@
-/* Bytes become the first layer's input where it reads them: cropped, mirrored and scaled to [0, 1]. */
+/* Writes images to the input buffer of the first layer: cropped, mirrored and scaled to [0, 1]. */
 #include "chain.h"
 
 static void read_row(float *to, const uint8_t *from, long count) {
     for (long j = 0; j < count; j++) to[j] = (float)from[j] / 255.0f; /* exactly as torch divides */
 }
 
-/* `count` pixels, from `from` on to the left */
+/* `count` pixels leftwards from `from` */
 INLINE void read_mirrored(const int C, float *to, const uint8_t *from, int count, const float *unit) {
     for (int x = 0; x < count; x++, from -= C, to += C)
         for (int c = 0; c < C; c++) to[c] = unit[from[c]];
@@ -13,7 +13,7 @@ INLINE void read_mirrored(const int C, float *to, const uint8_t *from, int count
 
 /* `count` images of [height][width][channels] bytes, chosen by `index`. With `crop` (top, left and mirror for
  * each), pixel (y, x) is that at (y + top, x' + left) of the original, 0 outside, where x' is x or, mirrored,
- * width − 1 − x. Only the part that the chain sees is read. */
+ * width − 1 − x. Only the part that the chain depends on is read. */
 void read_images(const Chain *chain, int count, const uint8_t *images, int height, int width,
                  const int64_t *index, const int32_t *crop) {
     const Layer *first = chain->layer;

@@ -1,4 +1,4 @@
-"""Finds and loads the compiled kernels: the variant for this processor, or the reason why there is none."""
+"""Loads the compiled kernels in the best variant for this processor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import torch
 from feddumap.errors import FeddumapError
 
 VERSION = 2
-"""What `fdm_version` in chain.c returns; the two change together."""
+"""The value that `fdm_version` in chain.c returns."""
 
 REMEDY = (
-    "install a C compiler (gcc 12 or clang 15, or newer) and run `pip install --force-reinstall --no-deps "
-    ".` again, "
-    "or install a wheel that was built with one"
+    "install a C compiler (gcc 12 or clang 15, or newer) and run `pip install --force-reinstall --no-deps .` "
+    "again, or install a wheel that was built with one"
 )
 
 _BEST_FIRST = {"AVX512": ("avx512", "avx2", "baseline"), "AVX2": ("avx2", "baseline")}
-"""By what torch says the processor can do."""
+"""Variants by the CPU capability that torch reports."""
 
 _IMAGES = (c_void_p, c_int, c_int, c_void_p, c_void_p)
 _SIGNATURES = {
@@ -43,8 +42,8 @@ _SIGNATURES = {
 
 
 class Library:
-    """A loaded variant. Its functions take addresses: `feddumap.training.kernels.chain` checks what it
-    gives them."""
+    """A loaded variant. Its functions take addresses; `feddumap.training.kernels.chain` checks their
+    arguments."""
 
     def __init__(self, path: Path, variant: str) -> None:
         self.variant = variant
@@ -58,7 +57,7 @@ class Library:
 
 @lru_cache(maxsize=1)
 def find() -> Library | str:
-    """The best variant for this processor, or why there is none."""
+    """The best variant for this processor, or the reason why there is none."""
     reasons = []
     for variant in variants():
         for path in sorted(Path(__file__).parent.glob(f"_{variant}.*")):
@@ -72,12 +71,12 @@ def find() -> Library | str:
 
 
 def variants() -> tuple[str, ...]:
-    """The variants that this processor can run, the fastest first."""
+    """The variants that this processor supports, fastest first."""
     return _BEST_FIRST.get(torch.backends.cpu.get_cpu_capability(), ("baseline",))
 
 
 def require() -> Library:
-    """The library, or an error that says what to do."""
+    """The library; an error if there is none."""
     found = find()
     if isinstance(found, str):
         raise FeddumapError(
@@ -87,6 +86,6 @@ def require() -> Library:
 
 
 def described(kernels: str) -> str:
-    """`train.kernels` in words, with the variant that this processor runs."""
+    """`train.kernels` with the variant for this processor."""
     found = find()
     return f"c ({found.variant})" if kernels == "c" and isinstance(found, Library) else kernels

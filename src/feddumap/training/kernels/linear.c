@@ -1,4 +1,4 @@
-/* Linear layers, forward and backward, and the way from feature maps to features and back. */
+/* Linear layers, forward and backward, and the conversion between feature maps and features. */
 #include "chain.h"
 
 /* torch flattens channel by channel: [image][place][channel] to [image][channel · places] */
@@ -86,7 +86,7 @@ INLINE void to_weights(const int OUTPUTS, const int VECS, int count, const float
         store(dw + o * dw_step + 8 * v, acc[o][v]);
 }
 
-/* Where ReLU gave zero, no gradient passes. */
+/* The gradient is zero where the output of ReLU is zero. */
 void relu_backward(const Layer *l, int count, float *grad) {
     for (int i = 0; l->relu && i < count; i++)
         for (int o = 0; o < l->outputs; o++)

@@ -1,4 +1,4 @@
-/* Weights in the orders in which the kernels read them. */
+/* Packs weights in the layouts that the kernels read. */
 #include <string.h>
 
 #include "chain.h"
@@ -21,7 +21,7 @@ void transpose_block(const float *from, int rows, int columns, long from_step, f
         for (int c = 0; c < columns; c++) to[c * to_step + r] = from[r * from_step + c];
 }
 
-/* [output][k] to [block of 16 outputs, the last perhaps of 8][k][16 or 8], zeros for outputs that are none */
+/* [output][k] to [block of 16 outputs, the last may have 8][k][16 or 8], padded with zeros */
 static void pack_direct(const Layer *l, const float *weight) {
     int size = l->kernel_h * l->kernel_w * l->inputs;
     for (int c = 0; c < l->map_c; c += 8) {
@@ -79,7 +79,7 @@ static void pack_winograd(const Layer *l, const float *weight) {
     }
 }
 
-/* What the forward pass of every convolution needs. */
+/* Packs the weights of every convolution for the forward pass. */
 void pack_forward(const Chain *chain, const float *parameters) {
     for (int i = 0; i < chain->layers; i++) {
         const Layer *l = chain->layer + i;

@@ -1,11 +1,11 @@
-/* Gradients of convolutions from the few outputs that have one.
+/* Gradients of convolutions from the few outputs with a non-zero gradient.
  *
- * Behind a 2×2 max-pool and a ReLU a gradient reaches one of a window's four outputs, and none where the largest
- * is not positive: measured, an eighth of all outputs. Their gradients are listed, for each channel the values and
+ * After a 2×2 max-pool and a ReLU at most one of a window's four outputs has a gradient, and none if the maximum
+ * is not positive: in measurements an eighth of all outputs. Their gradients are listed, for each channel the values and
  * the places of the patches they belong to, and both products are sums over these lists:
  *
- *     weights:  dW[c] = Σ g · patch           a block of dW[c] stays in registers while the list passes
- *     inputs:   dX[patch] += Σ_c g_c · W[c]   over the channels whose largest is at this place
+ *     weights:  dW[c] = Σ g · patch           a block of dW[c] is in registers for the whole list
+ *     inputs:   dX[patch] += Σ_c g_c · W[c]   over the channels whose maximum is at this position
  */
 #include <string.h>
 
@@ -17,7 +17,7 @@
     X(2, 1) X(2, 2) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(3, 1) X(3, 2) X(3, 3) X(3, 4) X(5, 1) X(5, 2)
 #define BLOCK_ID(ROWS, VECS) ((ROWS) * 16 + (VECS))
 
-/* d[ROWS][VECS] (+)= Σ g · x[patch]; small blocks sum in two halves, so that additions need not wait */
+/* d[ROWS][VECS] (+)= Σ g · x[patch]; small blocks sum in two halves to hide the latency of additions */
 INLINE void add_patches(const int ROWS, const int VECS, const float *g, const int32_t *patch, int count, const float *x,
                         long x_row, float *d, long d_row, int fresh) {
     const int TWO = ROWS * VECS <= ACCUMULATORS / 2;
@@ -66,7 +66,7 @@ typedef struct {
 /* d[patch] += Σ over the channels of a spot of g · w[channel] */
 INLINE void add_filters(const int ROWS, const int VECS, const Spots *s, const float *w, long w_channel, long w_row,
                         float *d, long d_row) {
-    for (int j = 0; j < s->words; j++, w += 64 * w_channel) /* 64 filters at a time stay in the cache */
+    for (int j = 0; j < s->words; j++, w += 64 * w_channel) /* 64 filters at a time fit in the cache */
         for (int i = 0; i < s->spots; i++) {
             uint64_t m = s->masks[(long)i * s->words + j];
             if (!m) continue;
@@ -187,7 +187,7 @@ INLINE void append(const Chain *chain, const Layer *l, const Lists *lists, const
 }
 
 /* List one image's gradients by channel, patches counted from `shift`; add them to `bias_sum`; and, if `g` is given,
- * note them by window and place as well. */
+ * store them by window and position as well. */
 static void list_gradients(const Chain *chain, const Layer *l, const Lists *lists, const float *out_grad, int image,
                            int32_t shift, float *bias_sum, float *g, uint8_t *masks, int mask_bytes) {
     int windows = l->map_h * l->map_w, step = l->map_c, places = l->pool * l->pool;
@@ -236,8 +236,8 @@ static Lists lists_of(const Chain *chain, const Layer *l, int group, long capaci
  * input's gradients are added to what was computed last.
  *
  * Images are taken `span` at a time, and a block of the kernels' rows is applied to all of them before the next one,
- * since large kernels do not stay in the cache. Within a span, `group` images are listed together: so many that their
- * part of the input stays in the cache while the filters pass. */
+ * since large kernels do not fit in the cache. Within a span, `group` images are listed together, as many as keep
+ * their part of the input in the cache for all filters. */
 void convolution_backward(Chain *chain, const Layer *l, int count, const float *out_grad, const float *in,
                           const float *weight, float *weight_grad, float *bias_grad, float *in_grad, int add) {
     int places = l->pool * l->pool, windows = l->map_h * l->map_w, part = 8 * l->block_vecs;

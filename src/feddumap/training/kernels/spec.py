@@ -1,4 +1,4 @@
-"""Which networks the kernels compute: plain chains, described as data."""
+"""Descriptions of the networks that the kernels support: plain chains of layers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 MOST_LAYERS = 32
-LARGEST_KERNEL = 256  # numbers
+LARGEST_KERNEL = 256  # height · width
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A convolution with the pool and ReLU behind it, or a linear layer with its ReLU."""
+class LayerSpec:
+    """A convolution and the pool and ReLU after it, or a linear layer and its ReLU."""
 
     name: str
     inputs: int
@@ -26,29 +26,29 @@ class Layer:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """As the weights lie in memory; convolutions: [output, row, column, input]."""
+        """The layout of the weights in memory; convolutions: [output, row, column, input]."""
         return (self.outputs, *self.kernel, self.inputs) if self.kernel else (self.outputs, self.inputs)
 
-    def numbers(self, way: int) -> tuple[int, ...]:
-        """As `fdm_create` reads it."""
+    def encode(self, algorithm: int) -> tuple[int, ...]:
+        """The layer as `fdm_create` reads it."""
         kernel, pool = self.kernel or (0, 0), 2 if self.pool else 1
         kind = 0 if self.kernel else 1
-        return (kind, self.inputs, self.outputs, *kernel, *self.padding, pool, int(self.relu), way)
+        return (kind, self.inputs, self.outputs, *kernel, *self.padding, pool, int(self.relu), algorithm)
 
 
 @dataclass(frozen=True)
-class Spec:
-    """A chain: convolutions, then linear layers (none, if feature maps are wanted)."""
+class ChainSpec:
+    """A chain: convolutions, then linear layers (none if its outputs are feature maps)."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSpec, ...]
 
-    def maps_of(self, name: str) -> Spec:
+    def maps_of(self, name: str) -> ChainSpec:
         """The part of the chain whose outputs are the feature maps of a convolution, before its pool."""
-        place = next(i for i, layer in enumerate(self.layers) if layer.name == name)
-        return Spec((*self.layers[:place], replace(self.layers[place], pool=False)))
+        index = next(i for i, layer in enumerate(self.layers) if layer.name == name)
+        return ChainSpec((*self.layers[:index], replace(self.layers[index], pool=False)))
 
     def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Height and width of each convolution's map, behind its pool, for images of this size."""
+        """Height and width of each convolution's map, after its pool, for images of this size."""
         found = []
         for layer in self.layers:
             if layer.kernel is None:
@@ -61,8 +61,8 @@ class Spec:
         return found
 
     def fits(self, height: int, width: int) -> bool:
-        """Whether images of this size go through: no map vanishes, and the first linear layer has its
-        inputs."""
+        """Whether images of this size are possible: no map is empty, and the first linear layer has the right
+        number of inputs."""
         sizes = self.sizes(height, width)
         if min(min(size) for size in sizes) < 1:
             return False
@@ -71,11 +71,11 @@ class Spec:
         return not linear or linear[0].inputs == last.outputs * sizes[-1][0] * sizes[-1][1]
 
 
-def spec_of(network: nn.Module) -> Spec | None:
+def spec_of(network: nn.Module) -> ChainSpec | None:
     """The network as a chain; None if it is not one.
 
     A chain is an `nn.Sequential` of float32 convolutions (stride 1, any kernel and padding), 2×2 max-pools,
-    ReLUs, one `nn.Flatten` and linear layers, all with a bias and trainable, none used twice.
+    ReLUs, one `nn.Flatten` and linear layers, all with biases and trainable, none used twice.
 
     >>> convolution = nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU()
     >>> network = nn.Sequential(*convolution, nn.Flatten(), nn.Linear(1176, 10))
@@ -83,11 +83,11 @@ def spec_of(network: nn.Module) -> Spec | None:
     [(6, True, True), (10, False, False)]
     >>> spec_of(nn.Sequential(nn.Conv2d(3, 6, 5, stride=2), nn.Flatten(), nn.Linear(1176, 10)))
     """
-    if type(network) is not nn.Sequential or _hooked(network):
+    if type(network) is not nn.Sequential or _has_hooks(network):
         return None
-    layers: list[Layer] = []
+    layers: list[LayerSpec] = []
     flat = False
-    for name, module in network._modules.items():  # `named_children` would pass over one that is used twice
+    for name, module in network._modules.items():  # `named_children` skips repeated modules
         if type(module) is nn.Flatten and not flat and layers:
             flat = (module.start_dim, module.end_dim) == (1, -1)
             if not flat:
@@ -100,12 +100,12 @@ def spec_of(network: nn.Module) -> Spec | None:
             layers[-1] = replace(layers[-1], pool=True)
         else:
             return None
-    return Spec(tuple(layers)) if flat and _sound(layers, list(network.parameters())) else None
+    return ChainSpec(tuple(layers)) if flat and _is_consistent(layers, list(network.parameters())) else None
 
 
-def _layer(name: str, module: nn.Module) -> Layer | None:
+def _layer(name: str, module: nn.Module) -> LayerSpec | None:
     if type(module) is nn.Linear:
-        return Layer(name, module.in_features, module.out_features)
+        return LayerSpec(name, module.in_features, module.out_features)
     if type(module) is not nn.Conv2d or not isinstance(module.padding, tuple):
         return None
     kernel, padding = (
@@ -119,7 +119,7 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
         and module.padding_mode == "zeros"
         and kernel[0] * kernel[1] <= LARGEST_KERNEL
     )
-    return Layer(name, module.in_channels, module.out_channels, kernel, padding) if plain else None
+    return LayerSpec(name, module.in_channels, module.out_channels, kernel, padding) if plain else None
 
 
 def _is_pool(module: nn.Module) -> bool:
@@ -131,14 +131,14 @@ def _is_pool(module: nn.Module) -> bool:
     )
 
 
-def _hooked(network: nn.Module) -> bool:
+def _has_hooks(network: nn.Module) -> bool:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for module in network.modules() for kind in kinds)
 
 
-def _sound(layers: Sequence[Layer], parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether a linear layer is last, widths follow from each other and every layer has parameters of its
-    own."""
+def _is_consistent(layers: Sequence[LayerSpec], parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether the last layer is linear, inputs match the outputs before them, and no parameters are
+    shared."""
     linear = [layer for layer in layers if layer.kernel is None]
     convolutions = [layer for layer in layers if layer.kernel is not None]
     return (

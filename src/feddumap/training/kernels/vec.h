@@ -1,4 +1,4 @@
-/* Vectors of eight floats, by the vector extensions of GCC and clang.
+/* Vectors of eight floats, with the vector extensions of GCC and clang.
  *
  * AVX2 and AVX-512 hold one in a register, SSE and NEON in a pair of them. Every variant of the library adds
  * up in the same eight lanes and in the same order, so that results differ between processors only where one
@@ -43,7 +43,7 @@ INLINE ivec iselect(ivec mask, ivec yes, ivec no) {
 
 INLINE vec pick(ivec mask, vec yes, vec no) { return (vec)iselect(mask, (ivec)yes, (ivec)no); }
 
-/* As torch has it: a NaN stays. */
+/* As in torch, NaN is propagated. */
 INLINE vec relu(vec v) { return pick(v < splat(0), splat(0), v); }
 
 INLINE float sum(vec v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
@@ -59,7 +59,7 @@ INLINE unsigned lane_bits(ivec mask) {
 #endif
 }
 
-/* exp(x) for x <= 0, to two units in the last place: Cephes' polynomial, so that no library decides on bits. */
+/* exp(x) for x <= 0, to two units in the last place: Cephes' polynomial, so that results do not depend on libm. */
 INLINE vec exp_negative(vec x) {
     ivec vanishes = x < splat(-87); /* the result would not be a normal number */
     x = pick(vanishes, splat(0), x);

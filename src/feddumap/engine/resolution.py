@@ -1,0 +1,67 @@
+"""Resolves the configuration of a run: gets its dataset, fills in dependent defaults and checks them."""
+
+from __future__ import annotations
+
+import torch
+
+from feddumap.config import Config
+from feddumap.data import partition
+from feddumap.data.dataset import Dataset
+from feddumap.data.partition import Split
+from feddumap.data.sources import catalog
+from feddumap.engine.registry import ENGINES, get_engine
+from feddumap.errors import FeddumapError
+from feddumap.methods import registry
+from feddumap.models import architecture
+from feddumap.runs import tensorboard
+from feddumap.system.callbacks import Say, ignore
+from feddumap.training.backends import choose_kernels
+
+
+def resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
+    """Get the dataset, complete the configuration and check both before any training."""
+    registry.resolve(config.method)
+    if config.train.cohort > config.data.devices:
+        raise FeddumapError(
+            f"train.cohort = {config.train.cohort} is larger than data.devices = {config.data.devices}: "
+            "lower the one or raise the other"
+        )
+    if config.run.device != "cpu":
+        _check_device(config.run.device)
+    if config.run.tensorboard:
+        tensorboard.require()
+    if config.run.engine in ENGINES:
+        get_engine(config.run.engine)
+    dataset = catalog.get(config.data.name, say=say)
+    return complete(config, dataset, say), dataset
+
+
+def complete(config: Config, dataset: Dataset, say: Say = ignore) -> Config:
+    """Fill in the defaults that depend on the method, the model, the dataset and this installation."""
+    shape = architecture(config.model.name, len(dataset.classes))
+    data = partition.resolve(config.data, len(dataset.classes))
+    kernels = choose_kernels(config.train.kernels, shape, config.run.device, say)
+    train = config.train.model_copy(update={"kernels": kernels})
+    method = registry.resolve(config.method)
+    return config.model_copy(update={"method": method, "data": data, "train": train})
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise FeddumapError(f"run.device = {name!r} cannot be used here ({reason}): use cpu") from None
+
+
+def make_split(config: Config, dataset: Dataset, say: Say) -> Split:
+    """The partition of a dataset among the devices and the server."""
+    labels, data = dataset.train_labels, config.data
+    split = partition.split(labels, len(dataset.classes), data, config.run.seed)
+    wanted, got = partition.requested_server_images(data, len(labels)), len(split.server)
+    if got < wanted:
+        say(
+            f"the server holds {got:,} images instead of the {wanted:,} that data.server_fraction = "
+            f"{data.server_fraction} asks for: its {data.server_classes} classes have no more"
+        )
+    return split

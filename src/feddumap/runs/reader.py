@@ -1,0 +1,92 @@
+"""Reads the files of run directories; `feddumap.runs.directory` writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+
+from feddumap.config import Config, read_toml
+from feddumap.core.messages import Architecture, ServerState, Tensors
+from feddumap.errors import FeddumapError
+
+GROUPS = ("weights", "mask", "steps")
+"""The groups of tensors in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server state, the wall-clock seconds spent so far, and for each stateful device the round in which
+    its state was written."""
+
+    state: ServerState
+    wall: float
+    devices: dict[str, int]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint; a damaged one is an error that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        expected = value.pop("sha256")
+        if expected != digest(value):
+            raise ValueError("its checksum does not match")
+        data = path.with_suffix(".safetensors").read_bytes()
+        if hashlib.sha256(data).hexdigest() != value["tensors_sha256"]:
+            raise ValueError("the checksum of its tensors does not match")
+        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
+        for name, tensor in load_tensors(data).items():
+            group, _, key = name.partition("/")
+            groups[group][key] = tensor
+        architecture = Architecture.from_json(value["architecture"])
+        state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
+        return Checkpoint(state, value["wall"], value["devices"])
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+        raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of a run; it is an error if the folder has none."""
+    if not (path / "config.toml").is_file():
+        raise FeddumapError(
+            f"{path} is not a run directory (it has no config.toml): give the folder of a run"
+        )
+    value = read_toml(path / "config.toml", "configuration")
+    train = value.get("train")
+    if isinstance(train, dict):
+        train.pop("stack", None)  # see `legacy_stack_size`
+        train.setdefault("kernels", "torch")  # runs of versions without kernels in C
+    return Config.parse(value)
+
+
+def legacy_stack_size(path: Path) -> int:
+    """`train.stack` of a run of version 0.1: how many devices were trained together. It has no effect now."""
+    train = read_toml(path / "config.toml", "configuration").get("train", {})
+    return int(train.get("stack", 1)) if isinstance(train, dict) else 1
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a run, from the complete lines of records.jsonl; empty before the first round."""
+    file = path / "records.jsonl"
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            record = json.loads(line) if line.endswith("\n") else None
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict) or record.get("round") != len(records):
+            break  # killed while writing; resuming truncates to the checkpoint
+        records.append(record)
+    return records
+
+
+def digest(value: dict[str, Any]) -> str:
+    """SHA-256 of a JSON value with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
