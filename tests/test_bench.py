@@ -217,7 +217,7 @@ def test_flower(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         with pytest.raises(SystemExit, match="0"):
             cli.main()
         said = capsys.readouterr().out
-        assert options or "with 7.5% more bytes than are counted" in " ".join(said.split())
+        assert options or "and 7.5% more bytes than the simulation counts" in " ".join(said.split())
     found = json.loads(said)
     assert found["same_weights"]
     assert (found["devices"], found["rounds"], found["model"]) == (2, 1, "lenet")

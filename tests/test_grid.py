@@ -22,7 +22,8 @@ from feddumap.methods.registry import RECIPES
 from feddumap.runs.reader import read_checkpoint, read_config, read_records
 from feddumap.sweep import jobs
 from feddumap.sweep.grid import Cell, cells, cells_of, name_from_values, read
-from feddumap.sweep.status import CellState, count, read_state, time_left
+from feddumap.sweep.status import CellState, read_state, time_left
+from feddumap.system.console import metric
 from tests.conftest import SMALL
 from tests.test_runs import interrupted
 
@@ -226,7 +227,7 @@ def test_a_grid_is_trained_once_and_shown_again(write: Write, grid: Command, tmp
     summary = json.loads((tmp_path / "out" / "feddu" / "summary.json").read_text())
     accuracy = summary["accuracy"]
     assert rows[1][1:3] == [f"{100 * accuracy[key]:.1f} %" for key in ("final", "mean10")]
-    assert rows[1][4:6] == [count(summary["parameters"]), count(summary["macs"])]
+    assert rows[1][4:6] == [metric(summary["parameters"]), metric(summary["macs"])]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     again = grid(file)
     assert again[:2] == (0, printed)
