@@ -373,12 +373,12 @@ def test_the_density_of_a_node(node: tuple[Model, Samples]) -> None:
 
 def test_a_batch_is_drawn_without_replacement(node: tuple[Model, Samples]) -> None:
     data, name = Samples(node[1].images, torch.arange(20)), ("server", 30)
-    chosen = rates._some(data, 1, name).labels.tolist()
+    chosen = rates._subset(data, 1, name).labels.tolist()
     assert chosen == sorted(set(chosen))
     assert len(chosen) == 8
-    assert chosen != rates._some(data, 2, name).labels.tolist()
+    assert chosen != rates._subset(data, 2, name).labels.tolist()
     few = Samples(data.images[:8], data.labels[:8])
-    assert rates._some(few, 1, name) is few
+    assert rates._subset(few, 1, name) is few
 
 
 def test_the_gap_of_a_node(node: tuple[Model, Samples], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_the_gap_of_a_node(node: tuple[Model, Samples], monkeypatch: pytest.Monk
     for parameter in model.parameters:  # away from the first weights of seed 5
         parameter.data.mul_(1.5)
     rate = node_rate(model, lenet, data, question("gap"), 5, name)
-    batch = rates._some(data, 5, name)
+    batch = rates._subset(data, 5, name)
     net = network(lenet, model.weights())
     lipschitz = lipschitz_constant(net, batch, list(initialise(lenet, 5).values()))
     values = fisher_spectrum(net, batch)

@@ -25,7 +25,7 @@ def as_model(given: Model | nn.Module) -> Model:
 
 def choose_kernels(wanted: Kernels | None, architecture: Architecture, device: str, say: Say) -> Kernels:
     """The value of `train.kernels` for a run: as configured or, by default, `c` if the network is a plain
-    chain on the CPU. If only the compiled kernels are missing, the user is told so."""
+    chain on the CPU. If only the compiled kernels are missing, `say` reports it."""
     if wanted == "torch":
         return "torch"
     possible = device == "cpu" and chain_spec(architecture) is not None
