@@ -172,9 +172,9 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     ({"rounds": [1, 2]}, {}, "grid key 'rounds': expected section.key"),
     ({"run.seed": 3}, {}, "grid key run.seed = 3: expected a list of values"),
     ({"run.seed": []}, {}, "grid key run.seed = []: expected a list of values"),
-    ({"run.workers": [1, 2]}, {}, "grid key run.workers changes no result: take it out"),
-    ({}, {}, "small.toml has no table [grid]"),
-    ([{"run.seed": [1]}, {}], {}, "small.toml has no table [grid]"),
+    ({"run.workers": [1, 2]}, {}, "grid key run.workers changes no result: remove it"),
+    ({}, {}, "small.toml has no [grid] table"),
+    ([{"run.seed": [1]}, {}], {}, "small.toml has no [grid] table"),
     (
         [{"method.name": ["fedavg"], "method.c": [1.0]}, {"method.name": ["feddu"]}],
         {},
@@ -322,14 +322,14 @@ def test_a_bug_is_one_sentence_too(write: Write, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(api.Run, "iterate", broken)
     said = jobs.train_cell(cell.path, cell.config)
-    assert said == f"ZeroDivisionError: by zero; for more run: feddumap resume {cell.path}"
+    assert said == f"ZeroDivisionError: by zero; for a traceback run `feddumap resume {cell.path}`"
 
 
 def test_a_dry_run_writes_nothing(write: Write, grid: Command, tmp_path: Path) -> None:
     file = write({"method.name": ["fedavg", "feddu"]})
     code, printed, _ = grid(file, "--dry-run")
     assert code == 0
-    assert "2 cells: 2 new; no estimate yet for lenet on digits" in printed
+    assert "2 cells: 2 new; no estimate for lenet on digits" in printed
     code, printed, _ = grid(file, "--dry-run", "--json")
     value = json.loads(printed)
     assert value["cells"][0] == {"cell": "fedavg", "state": "new", "done": 0, "rounds": 3}
