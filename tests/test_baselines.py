@@ -315,7 +315,7 @@ def test_adam_equals_torchs_with_clipped_gradients() -> None:
         return [(inputs.double(), labels) for inputs, labels in shown]
 
     clip = 1.0
-    fit(trained, data(), adam_rule(clip), lambda step: cosine(step, 40))
+    fit(trained, data(), adam_rule(clip), lambda step: cosine(step, 40), F.cross_entropy)
     optimiser = torch.optim.Adam(oracle.parameters(), lr=1e-3)
     clipped = 0
     for step, (inputs, labels) in enumerate(data()):

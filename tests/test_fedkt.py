@@ -266,8 +266,8 @@ def test_adam_with_decay_equals_torchs() -> None:
     def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(x.double(), y) for x, y in batches(samples(60), 2, 8, stream(1, "b"), augment=False)]
 
-    fit(trained, data(), adam(weight_decay=1e-5), 1e-3)
-    fit(plain, data(), adam(), 1e-3)
+    fit(trained, data(), adam(weight_decay=1e-5), 1e-3, F.cross_entropy)
+    fit(plain, data(), adam(), 1e-3, F.cross_entropy)
     optimiser = torch.optim.Adam(oracle.parameters(), lr=1e-3, weight_decay=1e-5)
     for inputs, labels in data():
         optimiser.zero_grad()
