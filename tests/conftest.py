@@ -19,7 +19,7 @@ from feddumap.data.dataset import Dataset
 from feddumap.data.sources import catalog
 from feddumap.system.determinism import cores
 
-LONGEST = ("flower_federation", "flower_up", "export", "flower_ray", "runs", "methods", "pool", "grid")
+LONGEST = ("export", "directory", "every_method", "calibration", "pool", "grid", "cohort", "sources")
 """The test files that take longest, which begin first, so that no worker waits for another one at the end."""
 
 # a busy machine is no mistake, and the same examples every time make a failure repeatable

@@ -21,7 +21,7 @@ from feddumap.report.page import document as report
 from feddumap.report.page.sections import content
 from feddumap.report.series import find_runs
 from feddumap.runs.reader import read_records
-from tests.report_runs import again, make, write_records
+from tests.support.report_runs import again, make, write_records
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ROUNDS, SERIES = 60, 11
