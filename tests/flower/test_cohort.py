@@ -33,6 +33,7 @@ from feddumap.flower import codec, requests, server
 from feddumap.flower import cohort as cohort_module
 from feddumap.flower.cohort import FlowerCohort
 from feddumap.flower.node import Node
+from feddumap.flower.transport import SEND_TRIES
 from feddumap.pruning import rates
 from feddumap.sweep.grid import cells
 from tests.support.flower_grid import FakeGrid, FakeNode, Mischief
@@ -347,6 +348,32 @@ def test_a_reply_that_flower_cannot_read(
     found = list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
     assert [type(each) for each in found] == [Upload, MissingUpload, Upload]
     assert "its reply cannot be read (KeyError" in str(found[1])
+
+
+def test_a_message_whose_sending_fails_is_sent_anew(
+    run: api.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the SuperLink is restarted while a message is sent; an error that stays is raised."""
+    grid = FakeGrid.of(DEVICES, state=str(tmp_path))
+    cohort = cohort_of(run, grid)
+    original = FakeGrid.push_messages
+    failures = {"train": 1}
+
+    def push(self: FakeGrid, messages: Any) -> Any:
+        (message,) = messages
+        kind = message.metadata.message_type
+        if failures.get(kind, 0):
+            failures[kind] -= 1
+            raise RuntimeError("the push session may have expired")
+        return original(self, messages)
+
+    monkeypatch.setattr(FakeGrid, "push_messages", push)
+    found = list(cohort.train(broadcast_of(run.state, run.config), [0, 1, 2]))
+    assert [type(each) for each in found] == [Upload] * 3
+    assert [grid.node(device).kinds.count("train") for device in range(3)] == [1, 1, 1]
+    failures["train"] = SEND_TRIES
+    with pytest.raises(RuntimeError, match="may have expired"):
+        list(cohort.train(broadcast_of(run.state, run.config), [0]))
 
 
 # what a device does not do

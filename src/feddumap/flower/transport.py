@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from feddumap.flower.codec import Refused
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds between two polls for replies
+SEND_TRIES = 3
 MARGIN = 60.0  # seconds that a message stays valid after the time limit of its reply
 
 T = TypeVar("T")
@@ -30,9 +31,22 @@ class Transport:
 
     def send(self, content: RecordDict, node: int, kind: str, seconds: float) -> str | None:
         """Send a message; returns its id, or None if Flower did not accept it. Messages are sent one at a
-        time, so a rejected one does not affect the others."""
-        ids = list(self._grid.push_messages([Message(content, node, kind, ttl=seconds + MARGIN)]))
-        return ids[0] or None if ids else None
+        time, so a rejected one does not affect the others.
+
+        A message whose sending fails is sent anew: a SuperLink that is restarted meanwhile does not know the
+        parts of it that were sent before.
+        """
+        for attempt in range(SEND_TRIES):
+            try:
+                ids = list(self._grid.push_messages([Message(content, node, kind, ttl=seconds + MARGIN)]))
+            except (httpx.HTTPError, OSError):  # the SuperLink itself is unreachable
+                raise
+            except Exception:  # Flower's own error, which is not public
+                if attempt == SEND_TRIES - 1:
+                    raise
+            else:
+                return ids[0] or None if ids else None
+        return None
 
     def replies(
         self, waiting: dict[str, T], seconds: float, enough: Callable[[], bool] = lambda: False
