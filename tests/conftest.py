@@ -17,6 +17,7 @@ from hypothesis import settings
 from feddumap.config import Config
 from feddumap.data.dataset import Dataset
 from feddumap.data.sources import catalog
+from feddumap.methods import feddf
 from feddumap.system.determinism import cores
 
 LONGEST = ("export", "directory", "every_method", "calibration", "pool", "grid", "cohort", "sources")
@@ -96,3 +97,11 @@ def one_thread(_threads: None) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def short_distillation() -> Iterator[None]:
+    """FedDF's small budget, smaller still: only the number of its steps differs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(feddf.BUDGETS, "small", (100, 100))
+        yield

@@ -187,7 +187,7 @@ def _alive(pid: int) -> bool:
 
 def test_closing_in_the_middle_of_a_job(run: api.Run) -> None:
     made = Pool(
-        run.config.replace(train={"epochs": 500}),
+        run.config.replace(train={"epochs": 100_000}),
         run.dataset.folder,
         run.split,
         len(run.dataset.test_labels),
@@ -195,7 +195,7 @@ def test_closing_in_the_middle_of_a_job(run: api.Run) -> None:
         InMemoryStore(),
     )
     uploads = made.train(broadcast_of(run.state, run.config), [0, 1, 2, 3, 4])
-    threading.Timer(3, made.close).start()
+    threading.Timer(1, made.close).start()
     with pytest.raises(pool_module.WorkerDiedError):
         next(uploads)
 

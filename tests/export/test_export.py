@@ -81,7 +81,12 @@ def ask(path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, A
     return export.load(path)[0], json.loads(told)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+SLOW = ("cnn", "vgg11", "resnet18 cut")
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SHAPES]
+)
 def test_files_answer_as_the_model(home: Path, tmp_path: Path, shape: str) -> None:
     model = untrained(tmp_path / "run", SHAPES[shape])
     generator = torch.Generator().manual_seed(5)

@@ -185,7 +185,10 @@ def test_up_works_with_flowers_own_commands(
 
 
 FINISHED = {
-    "one-shot": (["method.name=fedkt", "train.rounds=4", "data.server_fraction=0.2"], 1),
+    "one-shot": (
+        ["method.name=fedkt", "method.vote_epochs=1", "train.rounds=4", "data.server_fraction=0.2"],
+        1,
+    ),
     "target": (["method.name=fedavg", "train.rounds=4", "run.target=0.01"], 1),
 }
 

@@ -27,21 +27,14 @@ from feddumap.device.surveys import label_counts, output_bias_gradient
 from feddumap.engine.local import LocalCohort
 from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
-from feddumap.methods import compose, feddf, registry
+from feddumap.methods import compose, registry
 from feddumap.models import network
 from feddumap.system.determinism import deterministic
 from feddumap.training.samples import Samples, to_input
 from tests.conftest import small
 from tests.support.methods import NAMES, bits, config_of, every, outcome, resumed, tiny
 
-
-@pytest.fixture(scope="module", autouse=True)
-def short_lessons() -> Iterator[None]:
-    """FedDF's small budget, smaller still: of its steps only their number differs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(feddf.BUDGETS, "small", (100, 100))
-        yield
-
+pytestmark = pytest.mark.usefixtures("short_distillation")
 
 KEYS = [(name, key) for name in NAMES for key, *_ in registry.keys(name)]
 

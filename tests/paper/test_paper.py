@@ -237,7 +237,7 @@ def test_a_name_is_the_configuration(home: Path, tmp_path: Path) -> None:
     assert name(train={"rounds": 2}) == "digits-lenet-fedavg-train.rounds=2-777"
     assert name(data={"name": "digits", "augment": False}) == "digits-lenet-fedavg-data.augment=false-777"
     odd = name(model={"name": "tests.support.own_model:make"}, clock={"train_seconds": 1.0})
-    pattern = r"digits-tests\.own_model_make-fedavg-clock\.train_seconds=1\.0-[0-9a-f]{8}-777"
+    pattern = r"digits-tests\.support\.own_model_make-fedavg-clock\.train_seconds=1\.0-[0-9a-f]{8}-777"
     assert re.fullmatch(pattern, odd), "what a folder cannot be called has a checksum"
 
 

@@ -218,8 +218,8 @@ def reference(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     ("how", "workers", "delay", "code"),
     [
         (signal.SIGKILL, 2, 0.15, -9),
-        (signal.SIGINT, 2, 0.2, 130),
-        (signal.SIGTERM, 1, 0.4, 143),
+        pytest.param(signal.SIGINT, 2, 0.2, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, 0.4, 143, marks=pytest.mark.slow),
     ],
 )
 def test_killed_in_the_middle_of_a_round(

@@ -119,11 +119,11 @@ def test_all_is_every_method(write: Write, tmp_path: Path) -> None:
 def test_names_are_safe_and_unique(write: Write, tmp_path: Path) -> None:
     found = cells(write({"clock.train_seconds": [1.5], "model.name": ["lenet"]}), tmp_path)
     assert names(found) == ["clock.train_seconds=1.5-lenet"]
-    own = ["tests.support.own_model:make", "tests.own_model/make"]
+    own = ["tests.support.own_model:make", "tests.support.own_model/make"]
     grid = read(write({"model.name": own}))
     assert [sweep.values for sweep in grid.sweeps] == [{"model.name": own}]
     assert grid.base.train.rounds == 3
-    assert [name_from_values({"model.name": each}) for each in own] == ["tests.own_model_make"] * 2
+    assert [name_from_values({"model.name": each}) for each in own] == ["tests.support.own_model_make"] * 2
     alike = cells_of(read(write({"run.seed": [1, 2]})), tmp_path, naming=lambda *_: "same")
     assert names(alike) == ["same", "same-2"]
 

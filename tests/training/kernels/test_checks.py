@@ -335,7 +335,12 @@ def test_right_arguments_pass() -> None:
 @pytest.mark.parametrize("option", ["-B", "-O"])
 def test_wrong_arguments_never_reach_c(option: str) -> None:
     """In a process of its own, which may crash; `-O` disables assertions, and none of the checks."""
-    run = [sys.executable, option, "-c", "from tests.test_kernels_checks import passed; print(passed())"]
+    run = [
+        sys.executable,
+        option,
+        "-c",
+        "from tests.training.kernels.test_checks import passed; print(passed())",
+    ]
     done = subprocess.run(run, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=120)
     assert done.returncode == 0, f"crashed at the last of:\n{done.stderr}"
     assert done.stdout.strip() == "[]"
