@@ -66,7 +66,9 @@ class Four:
 def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Four]:
     """A federation with TLS and node keys in training: four rounds of each method."""
     folder = tmp_path_factory.mktemp("federations") / "four"
-    made = project.create(folder, 4, sets=[*QUICK, "train.rounds=4", "method.name=fedavg"])
+    # a killed SuperLink may lose a message: every device is asked again after a minute, none is left out
+    patient = ["run.timeout=60", "run.least_share=1"]
+    made = project.create(folder, 4, sets=[*QUICK, *patient, "train.rounds=4", "method.name=fedavg"])
     with pytest.MonkeyPatch.context() as patch, Supervisor(folder / "logs") as processes:
         patch.setenv("FEDDUMAP_HOME", str(prepared_home))
         federation = Federation(made, processes, lasting=True)
