@@ -22,7 +22,7 @@ types: $(DEV)
 tests: $(DEV)
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# What takes minutes and needs a C compiler: the kernels under sanitizers, a wheel built and installed.
+# Federations of real processes, Ray, kills, larger ONNX files, the C kernels under sanitizers, wheels.
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow -n 2 tests
 
