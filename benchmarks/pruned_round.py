@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--keep", type=float, default=0.7, help="share of filters kept in each layer")
+    parser.add_argument("--widths", type=int, nargs="+", help="filters kept in each layer, instead")
     parser.add_argument("--kernels", default="c", choices=["c", "torch"])
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
@@ -35,8 +36,11 @@ def main() -> None:
     full = architecture(options.model, 10)
     weights = initialise(full, 0)
     layers = prunable(full).choose(coupled=False)
+    widths = [full.widths[layer.leader] for layer in layers]
+    kept = options.widths or [width - round(width * (1 - options.keep)) for width in widths]
     drop = {
-        layer.leader: list(range(round(full.widths[layer.leader] * (1 - options.keep)))) for layer in layers
+        layer.leader: list(range(width - keep))
+        for layer, width, keep in zip(layers, widths, kept, strict=True)
     }
     cut = plan(full, drop)
     kinds = {"full": (full, weights), "pruned": (cut.architecture, cut.apply(weights))}
