@@ -1,7 +1,7 @@
 """The kernels in C, a shared library for each kind of processor. Everything else is in pyproject.toml.
 
 They are optional: without a compiler the package is installed without them and trains with torch. The
-libraries are loaded by ctypes (`feddumap.training.kernels.library`), so they need no Python headers and suit
+libraries are loaded by ctypes (`feddumap.training.kernels.loader`), so they need no Python headers and suit
 every version of Python.
 """
 

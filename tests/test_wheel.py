@@ -25,13 +25,13 @@ pytestmark = [
 PROGRAM = """
 import json
 import feddumap
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 
 heard = []
 config = {"data": {"devices": 4}, "model": {"name": "lenet"}, "run": {"workers": 1},
           "train": {"rounds": 1, "cohort": 2, "epochs": 1}}
 run = feddumap.start(config, say=heard.append).run()
-print(json.dumps({"at": feddumap.__file__, "variant": library.require().variant,
+print(json.dumps({"at": feddumap.__file__, "variant": loader.require().variant,
                   "kernels": run.config.train.kernels, "heard": heard, "rounds": run.state.round}))
 """
 

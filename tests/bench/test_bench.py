@@ -26,7 +26,7 @@ from feddumap.methods.registry import RECIPES
 from feddumap.models import architecture
 from feddumap.models.cost import macs
 from feddumap.run import Run
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 
 TINY = Workload(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
 
@@ -64,7 +64,7 @@ def test_rounds(temporary: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     found = bench_rounds(TINY, 2, lambda *step: seen.append(step))
     check_times(found)
-    assert found["kernels"] == f"c ({library.require().variant})"
+    assert found["kernels"] == f"c ({loader.require().variant})"
     assert found["samples_per_round"] == 2 * 10 * 2
     assert found["samples_per_second"] == pytest.approx(40 / found["seconds_per_round"])
     assert found["multiply_adds_per_round"] == 3 * macs(architecture("lenet", 10)) * 40

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import nn
 
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 from feddumap.training.kernels.chain import AUTOMATIC, DIRECT, DOTS, WINOGRAD, Chain, Images
-from feddumap.training.kernels.library import Library
+from feddumap.training.kernels.loader import Library
 from feddumap.training.kernels.spec import ChainSpec, spec_of
 
 WAYS = {"automatic": AUTOMATIC, "direct": DIRECT, "winograd": WINOGRAD, "dots": DOTS}
@@ -31,8 +31,8 @@ EXACT = 2.0**21  # whole numbers below keep all their bits while they are summed
 @lru_cache(maxsize=1)
 def libraries() -> dict[str, Library]:
     """Every variant that is built and that this processor can run."""
-    folder = Path(library.__file__).parent
-    found = {name: sorted(folder.glob(f"_{name}.*.so")) for name in library.variants()}
+    folder = Path(loader.__file__).parent
+    found = {name: sorted(folder.glob(f"_{name}.*.so")) for name in loader.variants()}
     return {name: Library(paths[0], name) for name, paths in found.items() if paths}
 
 

@@ -27,7 +27,7 @@ from feddumap.training.augment import PAD, crop_and_flip, draw, pad
 from feddumap.training.backends import Kernels, choose_kernels, make_model
 from feddumap.training.chain_model import ChainModel
 from feddumap.training.evaluation import Score, chunks, score
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 from feddumap.training.loop import fit
 from feddumap.training.model import Model
 from feddumap.training.optimizers import (
@@ -251,7 +251,7 @@ def heard() -> list[str]:
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find", lambda: "nobody compiled it")
+    monkeypatch.setattr(loader, "find", lambda: "nobody compiled it")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_without_the_library_torch_trains_and_it_is_said(heard: list[str]) -> No
     (said,) = heard
     assert said.startswith("training with torch, several times slower")
     assert "(nobody compiled it)" in said
-    assert library.REMEDY in said
+    assert loader.REMEDY in said
     # who has no use for it hears nothing
     assert choose_kernels("torch", lenet, "cpu", heard.append) == "torch"
     assert choose_kernels(None, lenet, "cuda", heard.append) == "torch"
@@ -302,7 +302,7 @@ def test_without_the_library_torch_trains_and_it_is_said(heard: list[str]) -> No
 def test_a_run_without_the_library(home: Path, tmp_path: Path, heard: list[str]) -> None:
     """It says so once, is a run of torch, and stays one when the library is there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "find", lambda: "nobody compiled it")
+        patch.setattr(loader, "find", lambda: "nobody compiled it")
         left = begun(small(train={"rounds": 2}), tmp_path / "run", heard.append)
         assert len([said for said in heard if "nobody compiled it" in said]) == 1
         heard.clear()

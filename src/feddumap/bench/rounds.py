@@ -10,7 +10,7 @@ from feddumap.models import architecture
 from feddumap.models.cost import macs
 from feddumap.system.callbacks import Progress, ignore
 from feddumap.training.backends import choose_kernels
-from feddumap.training.kernels.library import described
+from feddumap.training.kernels.loader import described
 
 PASSES = 3  # forward, backward for activations, backward for weights
 

@@ -11,7 +11,7 @@ from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.system.callbacks import Say
 from feddumap.training.chain_model import ChainModel, chain_spec
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 from feddumap.training.model import Model
 from feddumap.training.torch_model import TorchModel
 
@@ -35,12 +35,11 @@ def choose_kernels(wanted: Kernels | None, architecture: Architecture, device: s
                 f"train.kernels = 'c' with {architecture.family} on {device}: the kernels support only plain "
                 "chains of convolutions and linear layers on the CPU; leave the key out, or set it to torch"
             )
-        library.require()
+        loader.require()
         return "c"
-    if possible and isinstance(found := library.find(), str):
+    if possible and isinstance(found := loader.find(), str):
         say(
-            f"training with torch, several times slower than with the kernels in C ({found}): "
-            f"{library.REMEDY}"
+            f"training with torch, several times slower than with the kernels in C ({found}): {loader.REMEDY}"
         )
         return "torch"
     return "c" if possible else "torch"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 from feddumap.training.kernels.chain import Chain, Images
 from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, ChainSpec, LayerSpec, spec_of
 
@@ -301,9 +301,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "no convolution": lambda: Chain(ChainSpec((LayerSpec("0", 3, 2),)), 1, (1, 1)),
 }
 
-needs_kernels = pytest.mark.skipif(
-    isinstance(library.find(), str), reason=f"no kernels here: {library.find()}"
-)
+needs_kernels = pytest.mark.skipif(isinstance(loader.find(), str), reason=f"no kernels here: {loader.find()}")
 
 
 def passed() -> list[str]:

@@ -14,7 +14,7 @@ from feddumap.models import network as build
 from feddumap.training import augment
 from feddumap.training.backends import make_model
 from feddumap.training.chain_model import EVALUATION_BATCH, ChainModel
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 from feddumap.training.kernels.chain import AUTOMATIC, DIRECT, DOTS, WINOGRAD, Chain, Images
 from feddumap.training.kernels.spec import ChainSpec, LayerSpec, spec_of
 from feddumap.training.samples import Samples, batches, to_input
@@ -35,7 +35,7 @@ from tests.support.kernel_chains import (
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(isinstance(library.find(), str), reason=f"no kernels here: {library.find()}"),
+    pytest.mark.skipif(isinstance(loader.find(), str), reason=f"no kernels here: {loader.find()}"),
 ]
 
 FEW = settings(deadline=None, suppress_health_check=list(HealthCheck))

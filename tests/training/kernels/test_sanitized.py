@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import setuptools
 
-from feddumap.training.kernels import library
+from feddumap.training.kernels import loader
 
 ROOT = Path(__file__).parents[3]
 CHAINS = 200
@@ -32,7 +32,7 @@ def build_settings() -> dict[str, list[str]]:
     return {variant: [*made["ARITHMETIC"], *flags] for variant, flags in made["VARIANTS"].items()}
 
 
-@pytest.mark.parametrize("variant", library.variants())
+@pytest.mark.parametrize("variant", loader.variants())
 def test_random_chains_stay_inside_their_buffers(variant: str, tmp_path: Path) -> None:
     sources = sorted((ROOT / "src/feddumap/training/kernels").glob("*.c"))
     fuzz = tmp_path / "fuzz"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddumap.training.kernels.library import Library, require
+from feddumap.training.kernels.loader import Library, require
 from feddumap.training.kernels.spec import LARGEST_KERNEL, MOST_LAYERS, ChainSpec, LayerSpec
 
 AUTOMATIC, DIRECT, WINOGRAD, DOTS = -1, 0, 1, 2
