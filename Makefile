@@ -24,7 +24,7 @@ tests: $(DEV)
 
 # Federations of real processes, Ray, kills, larger ONNX files, the C kernels under sanitizers, wheels.
 test-slow: $(DEV)
-	$(BIN)/pytest -m slow -n 2 tests
+	$(BIN)/pytest -m slow -n 2 --dist loadfile tests
 
 # The report's page in a real browser. `make test` leaves tests/browser out (norecursedirs in pyproject.toml),
 # because pip cannot install Chromium.

@@ -26,6 +26,7 @@ from tests.support.flower_processes import QUICK, pids, text_of, until, users_of
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc"),
 ]
 
