@@ -239,7 +239,7 @@ def test_a_server_that_asks_for_more_than_its_classes_have_stays_balanced(seed: 
     server = np.bincount(labels[split(labels, 5, config, seed).server], minlength=5)
     fewest = min(np.bincount(labels[480:], minlength=5)[server > 0])
     assert np.count_nonzero(server) == held
-    assert server.sum() <= requested_server_images(config, 600) == 120
+    assert server.sum() <= requested_server_images(config, 480) == 120
     assert set(server[server > 0]) <= {fewest, 120 // held}
 
 

@@ -58,7 +58,7 @@ def test_every_evaluation_is_recorded_and_changes_nothing(home: object, workers:
     data = run.dataset
     held = partition.validation(data.train_labels, 10, run.config.data, run.split, run.config.run.seed)
     net = network(run.state.architecture, run.state.weights).double().eval()
-    outputs = net(to_input(torch.from_numpy(data.train_images[held])).double())
+    outputs = net(to_input(torch.from_numpy(data.train_inputs[held])).double())
     labels = torch.from_numpy(data.train_labels[held].astype(np.int64))
     found = run.records[-1]["validation"]
     assert found["loss"] == pytest.approx(F.cross_entropy(outputs, labels).item(), rel=1e-4)

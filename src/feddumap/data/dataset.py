@@ -1,7 +1,7 @@
 """Data sets and their cache.
 
-A cached set is a folder of four .npy files and a manifest. The arrays are memory-mapped, so all worker
-processes share one copy of the pixels; the manifest's digests detect damaged files.
+A cached set is a folder of .npy files and a manifest. The arrays are memory-mapped, so all worker processes
+share one copy of the data; the manifest's digests detect damaged files.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from feddumap.core.messages import CIFAR_INPUT, InputSpec
 from feddumap.errors import FeddumapError
 from feddumap.system.atomic_files import write_text
 
-Images = npt.NDArray[np.uint8]
+Inputs = npt.NDArray[Any]
 Labels = npt.NDArray[np.int64]
 
 MANIFEST, VERIFIED = "manifest.json", "verified.json"
@@ -32,35 +33,57 @@ ARRAY_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, TokenError, Overfl
 """What numpy raises for a damaged .npy header, which it parses as Python, and for invalid sizes in it."""
 
 
-class Arrays(NamedTuple):
-    """The arrays of a set. The field names are the cache's file names."""
+OPTIONAL = ("train_users", "test_users")
 
-    train_images: Images
+
+class Arrays(NamedTuple):
+    """The arrays of a set: inputs [N, …] as `InputSpec` stores them, labels [N] and, if the data set says
+    whose each sample is, users [N] as indices of `Contents.users` (−1: nobody's). The field names are the
+    cache's file names."""
+
+    train_inputs: Inputs
     train_labels: Labels
-    test_images: Images
+    test_inputs: Inputs
     test_labels: Labels
+    train_users: Labels | None = None
+    test_users: Labels | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a reader of a data set returns; `source` names the origin."""
+
+    arrays: Arrays
+    classes: tuple[str, ...]
+    source: str
+    input: InputSpec = CIFAR_INPUT
+    users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images uint8 [N, 32, 32, 3] and labels int64 [N], read-only and memory-mapped from the cache.
-
-    `source` names the origin of the images.
-    """
+    """Inputs and labels, read-only and memory-mapped from the cache. `input` describes a sample, `source`
+    names the origin; with `users`, `train_users` (and `test_users`) say whose each sample is. `owner` is kept
+    alive, as the files are removed with it."""
 
     name: str
     classes: tuple[str, ...]
-    train_images: Images
+    train_inputs: Inputs
     train_labels: Labels
-    test_images: Images
+    test_inputs: Inputs
     test_labels: Labels
+    train_users: Labels | None
+    test_users: Labels | None
     source: str
+    input: InputSpec = CIFAR_INPUT
+    users: tuple[str, ...] = ()
+    owner: object = None
 
     @property
     def folder(self) -> Path:
         """The cache folder that the arrays are mapped from."""
-        assert isinstance(self.train_images, np.memmap)
-        return Path(str(self.train_images.filename)).parent
+        assert isinstance(self.train_inputs, np.memmap)
+        return Path(str(self.train_inputs.filename)).parent
 
 
 class FileEntry(BaseModel):
@@ -75,15 +98,22 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The content of manifest.json; `format` changes when older code cannot read the folder."""
+    """The content of manifest.json; `format` changes when older code cannot read the folder. Format 1 had
+    images of 3×32×32 only, in files named after them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    format: Literal[1]
+    format: Literal[1, 2]
     name: str
     classes: tuple[str, ...]
     source: str
     files: dict[str, FileEntry]
+    input: dict[str, Any] | None = None
+    users: tuple[str, ...] = ()
+
+    def file(self, field: str) -> str:
+        """The file name of an array."""
+        return f"{field.replace('inputs', 'images') if self.format == 1 else field}.npy"
 
 
 def home() -> Path:
@@ -97,18 +127,23 @@ def home() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "feddumap"
 
 
-def read(folder: Path, verify: bool = True) -> Dataset:
+def read(folder: Path, verify: bool = True, owner: object = None) -> Dataset:
     """The set cached in `folder`. `verify` also compares every file's sha256 with the manifest, unless the
-    file is unchanged since the last verification."""
+    file is unchanged since the last verification. `owner` is kept alive with the set."""
     manifest = read_manifest(folder)
     known = _read_verified(folder) if verify else None
-    arrays = Arrays(*(_load(folder, name, manifest, known) for name in Arrays._fields))
+    names = [name for name in Arrays._fields if name not in OPTIONAL or manifest.file(name) in manifest.files]
+    arrays = Arrays(**{name: _load(folder, manifest.file(name), manifest, known) for name in names})
     if known is not None and known != _read_verified(folder):
         _write_verified(folder, known)
-    problem = find_problem(arrays, len(manifest.classes))
+    try:
+        given = InputSpec.from_json(manifest.input) if manifest.input is not None else CIFAR_INPUT
+    except (ValueError, TypeError) as error:
+        raise _damaged(folder, folder / MANIFEST, f"describes {error}", manifest.name) from None
+    problem = find_problem(Contents(arrays, manifest.classes, manifest.source, given, manifest.users))
     if problem:
         raise _damaged(folder, folder, problem, manifest.name)
-    return Dataset(manifest.name, manifest.classes, *arrays, source=manifest.source)
+    return Dataset(manifest.name, manifest.classes, *arrays, manifest.source, given, manifest.users, owner)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -122,27 +157,37 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise _damaged(
-            folder, path, f"is not a manifest of format 1 ({where or 'JSON'}: {first['msg']})"
+            folder, path, f"is not a manifest of format 1 or 2 ({where or 'JSON'}: {first['msg']})"
         ) from None
 
 
-def find_problem(arrays: Arrays, classes: int) -> str | None:
-    """Why `arrays` are not a valid set of `classes` classes, or None.
+def find_problem(contents: Contents) -> str | None:
+    """Why the arrays are not a valid set, or None.
 
     >>> images, labels = np.zeros((2, 32, 32, 3), np.uint8), np.array([0, 7])
-    >>> find_problem(Arrays(images, labels, images, labels), 2)
+    >>> find_problem(Contents(Arrays(images, labels, images, labels), ("a", "b"), "here"))
     'has train_labels from 0 to 7, expected 0 to 1'
     """
+    arrays, given, classes = contents.arrays, contents.input, len(contents.classes)
     for split in ("train", "test"):
-        images, labels = getattr(arrays, f"{split}_images"), getattr(arrays, f"{split}_labels")
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
-            return f"has {split}_images {images.dtype} {images.shape}, expected uint8 (N, 32, 32, 3)"
-        if labels.dtype != np.int64 or labels.shape != images.shape[:1] or not len(labels):
-            expected = f"int64 ({max(len(images), 1)},)"
+        inputs, labels = getattr(arrays, f"{split}_inputs"), getattr(arrays, f"{split}_labels")
+        if inputs.dtype != given.dtype or inputs.shape[1:] != given.stored_shape:
+            expected = f"{given.dtype} (N, {', '.join(map(str, given.stored_shape))})"
+            return f"has {split}_inputs {inputs.dtype} {inputs.shape}, expected {expected}"
+        if labels.dtype != np.int64 or labels.shape != inputs.shape[:1] or not len(labels):
+            expected = f"int64 ({max(len(inputs), 1)},)"
             return f"has {split}_labels {labels.dtype} {labels.shape}, expected {expected}"
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             return f"has {split}_labels from {low} to {high}, expected 0 to {classes - 1}"
+        users = getattr(arrays, f"{split}_users")
+        if users is not None and (users.dtype != np.int64 or users.shape != labels.shape):
+            return f"has {split}_users {users.dtype} {users.shape}, expected int64 ({len(labels)},)"
+        if users is not None and (users.min() < -1 or users.max() >= len(contents.users)):
+            return (
+                f"has {split}_users from {users.min()} to {users.max()}, expected -1 to "
+                f"{len(contents.users) - 1}"
+            )
     return None
 
 
@@ -163,7 +208,7 @@ def _write_verified(folder: Path, known: dict[str, list[int]]) -> None:
 def _load(
     folder: Path, name: str, manifest: Manifest, known: dict[str, list[int]] | None
 ) -> npt.NDArray[Any]:
-    path = folder / f"{name}.npy"
+    path = folder / name
     entry = manifest.files.get(path.name)
     if entry is None:
         raise _damaged(folder, folder / MANIFEST, f"does not list {path.name}", manifest.name)
@@ -195,22 +240,20 @@ def _damaged(folder: Path, path: Path, problem: str, name: str | None = None) ->
     return FeddumapError(f"the cached {path} {problem}: delete the folder {folder} and run `{command}`")
 
 
-def write(
-    folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str, replace: bool = False
-) -> None:
+def write(folder: Path, name: str, contents: Contents, replace: bool = False) -> None:
     """Write a set to the cache `folder` atomically.
 
     If several processes write the same set, the first rename wins and the others discard their copies, unless
     `replace` is set.
     """
-    problem = find_problem(arrays, len(classes))
+    problem = find_problem(contents)
     if problem:
         raise FeddumapError(f"the data set {name} {problem}: nothing was cached")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name[:40]}.", dir=folder.parent) as temporary:
             fresh = Path(temporary) / "new"
-            _write_files(fresh, name, classes, arrays, source)
+            _write_files(fresh, name, contents)
             if replace and folder.exists():
                 folder.rename(Path(temporary) / "old")
             try:
@@ -225,11 +268,12 @@ def write(
         raise FeddumapError(f"cannot write the cache {folder} ({reason}): {advice}") from None
 
 
-def _write_files(folder: Path, name: str, classes: tuple[str, ...], arrays: Arrays, source: str) -> None:
+def _write_files(folder: Path, name: str, contents: Contents) -> None:
     folder.mkdir()
     files = {}
-    for field in Arrays._fields:
-        array: npt.NDArray[Any] = getattr(arrays, field)
+    for field, array in contents.arrays._asdict().items():
+        if array is None:
+            continue
         path = folder / f"{field}.npy"
         with path.open("wb") as file:
             np.save(file, np.ascontiguousarray(array), allow_pickle=False)
@@ -239,7 +283,15 @@ def _write_files(folder: Path, name: str, classes: tuple[str, ...], arrays: Arra
         files[path.name] = FileEntry(
             shape=array.shape, dtype=str(array.dtype), bytes=size, sha256=_sha256(path)
         )
-    manifest = Manifest(format=1, name=name, classes=classes, source=source, files=files)
+    manifest = Manifest(
+        format=2,
+        name=name,
+        classes=contents.classes,
+        source=contents.source,
+        files=files,
+        input=contents.input.to_json(),
+        users=contents.users,
+    )
     with (folder / MANIFEST).open("w", encoding="utf-8") as text:
         text.write(manifest.model_dump_json(indent=1) + "\n")
         text.flush()

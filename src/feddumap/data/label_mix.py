@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddumap.config import Config
+from feddumap.config import Config, DataConfig
 from feddumap.core.sampling import select
 from feddumap.data import partition
 from feddumap.data.partition import Split
@@ -101,16 +101,24 @@ def split_mixes(split: Split, labels: npt.NDArray[np.integer], classes: int) -> 
 
 def split_statistics(config: Config, say: Say) -> dict[str, Any]:
     """The output of `feddumap inspect data`: sizes, label counts and degrees of a configured split."""
-    dataset = catalog.get(config.data.name, say=say)
+    dataset = catalog.get(config.data, say=say)
     classes, labels, seed = len(dataset.classes), dataset.train_labels, config.run.seed
-    data = partition.resolve(config.data, classes)
-    split = partition.split(labels, classes, data, seed)
+    users = dataset.train_users
+    data = partition.resolve(_fitting(config.data, len(labels)), classes, labels, users, seed)
+    config = config.model_copy(update={"data": data})
+    split = partition.split(labels, classes, data, seed, users)
     mixes = split_mixes(split, labels, classes)
     cohort = min(config.train.cohort, data.devices)
     chosen = select(config.replace(train={"cohort": cohort}), 0)
     return {
         "data": dataset.name,
+        "input": dataset.input.describe(),
         "classes": classes,
+        "labels": {
+            part: dict(zip(dataset.classes, np.bincount(found, minlength=classes).tolist(), strict=True))
+            for part, found in (("train", labels), ("test", dataset.test_labels))
+        },
+        "users": _user_counts(users, dataset.users),
         "train": len(labels),
         "test": len(dataset.test_labels),
         "partition": data.partition,
@@ -133,6 +141,27 @@ def split_statistics(config: Config, say: Say) -> dict[str, Any]:
             "labels": mixes.server_counts.tolist(),
             "degree": mixes.server_degree,
         },
+    }
+
+
+def _fitting(data: DataConfig, samples: int) -> DataConfig:
+    """Fewer devices than the default if a small data set has too few samples for them."""
+    few = samples // 5  # two shards for each device of four fifths of the samples, with room
+    if "devices" in data.model_fields_set or data.partition == "natural" or few >= data.devices:
+        return data
+    return data.model_copy(update={"devices": max(1, few)})
+
+
+def _user_counts(users: npt.NDArray[np.int64] | None, names: tuple[str, ...]) -> dict[str, int] | None:
+    """The number of users, the range of their training samples, and the samples without a user."""
+    if users is None or not len(names):
+        return None
+    counts = np.bincount(users[users >= 0], minlength=len(names))
+    return {
+        "count": len(names),
+        "min": int(counts.min()),
+        "max": int(counts.max()),
+        "nobody": int((users < 0).sum()),
     }
 
 

@@ -1,7 +1,9 @@
-"""The partition of the training images: label shards, IID or Dirichlet devices, and the server's share.
+"""The partition of the training samples: which belong to each device, and the server's share.
 
-The first 80 % of the training images, in the data set's order, belong to the devices; the server's images are
-drawn from the last 20 %, so server and devices never share an image.
+With the natural partition, devices are the users of the data set, and the server's samples are drawn from
+those that are nobody's (`natural.py`). With every other, the first 80 % of the training samples, in the data
+set's order, belong to the devices, and the server's are drawn from the last 20 %. Server and devices never
+share one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy.typing as npt
 
 from feddumap.config import DataConfig
 from feddumap.core.rng import stream
+from feddumap.data import flwr_partitioners, natural
 from feddumap.data.dirichlet import Ints, dirichlet, ranges
 from feddumap.errors import FeddumapError
 
@@ -83,17 +86,29 @@ def _damaged(reason: str) -> FeddumapError:
     return FeddumapError(f"the saved split is invalid: {reason}; recreate it from its configuration")
 
 
-def resolve(config: DataConfig, classes: int) -> DataConfig:
-    """The section with its defaults filled in: max(2, C // 5) shards per device, C // 2 server classes.
+def resolve(
+    config: DataConfig,
+    classes: int,
+    labels: npt.NDArray[np.integer] | None = None,
+    users: Ints | None = None,
+    seed: int = 0,
+) -> DataConfig:
+    """The section with its defaults filled in: max(2, C // 5) shards per device, C // 2 server classes and,
+    with `labels` and `users`, the number of devices that a partition by users or by flwr-datasets has.
 
     >>> made = resolve(DataConfig(), 100)
     >>> made.shards_per_device, made.server_classes
     (20, 50)
     """
-    if config.partition == "shards" and config.size_spread > 0:
+    if config.partition not in ("iid", "dirichlet") and config.size_spread > 0:
+        equal = ", which makes devices of equal size" if config.partition == "shards" else ""
         raise FeddumapError(
-            f"data.size_spread = {config.size_spread}: expected 0 with data.partition = 'shards', which "
-            "makes devices of equal size; use iid or dirichlet"
+            f"data.size_spread = {config.size_spread}: expected 0 with data.partition = {config.partition!r}"
+            f"{equal}; use iid or dirichlet"
+        )
+    if config.partitioner is not None and not config.partition.startswith(flwr_partitioners.PREFIX):
+        raise FeddumapError(
+            f"[data.partitioner]: expected none with data.partition = {config.partition!r}; use flwr:CLASS"
         )
     server_classes = config.server_classes or max(1, classes // 2)
     if server_classes > classes:
@@ -102,16 +117,32 @@ def resolve(config: DataConfig, classes: int) -> DataConfig:
             "classes of the data set; lower it"
         )
     shards = config.shards_per_device or max(2, classes // 5)
-    return config.model_copy(update={"shards_per_device": shards, "server_classes": server_classes})
+    devices = config.devices
+    if labels is not None and config.partition == "natural":
+        devices = natural.device_count(config, users)
+    elif labels is not None and config.partition.startswith(flwr_partitioners.PREFIX):
+        held = slice(0, len(labels) * 4 // 5)
+        owners = None if users is None else users[held]
+        devices = flwr_partitioners.device_count(labels[held].astype(np.int64), owners, config, seed)
+    return config.model_copy(
+        update={"shards_per_device": shards, "server_classes": server_classes, "devices": devices}
+    )
 
 
-def split(labels: npt.NDArray[np.integer], classes: int, config: DataConfig, seed: int) -> Split:
-    """Assign the training images to devices and server, deterministically.
+def split(
+    labels: npt.NDArray[np.integer], classes: int, config: DataConfig, seed: int, users: Ints | None = None
+) -> Split:
+    """Assign the training samples to devices and server, deterministically; `users` say whose each is.
 
-    The server's images and the devices' do not depend on each other's settings.
+    The server's samples and the devices' do not depend on each other's settings.
     """
-    config = resolve(config, classes)
+    config = resolve(config, classes, labels, users, seed)
     labels = _check_labels(labels, classes)
+    if config.partition == "natural":
+        found = natural.natural(users, config, seed)
+        offsets = np.concatenate([[0], np.cumsum(found.sizes)])
+        server = _server(labels, classes, found.pool, len(found.indices), config, seed)
+        return Split(found.indices, offsets, server)
     cut = len(labels) * 4 // 5
     if config.devices > cut:
         raise FeddumapError(
@@ -120,13 +151,18 @@ def split(labels: npt.NDArray[np.integer], classes: int, config: DataConfig, see
         )
     if config.partition == "shards":
         indices, sizes = _shards(labels[:cut], config, seed)
+    elif config.partition.startswith(flwr_partitioners.PREFIX):
+        owners = None if users is None else users[:cut]
+        parts = flwr_partitioners.partition(labels[:cut], owners, config, seed)
+        indices, sizes = np.concatenate(parts), np.array([len(part) for part in parts])
     else:
         sizes = _sizes(cut, config.devices, config.size_spread, seed)
         indices = stream(seed, "partition", "order").permutation(cut)
         if config.partition == "dirichlet":
             indices = dirichlet(labels, classes, indices, sizes, config.alpha, seed)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Split(indices, offsets, _server(labels, classes, cut, config, seed))
+    pool = np.arange(cut, len(labels))
+    return Split(indices, offsets, _server(labels, classes, pool, len(indices), config, seed))
 
 
 def _shards(pool: Ints, config: DataConfig, seed: int) -> tuple[Ints, Ints]:
@@ -168,8 +204,9 @@ def _sizes(total: int, devices: int, spread: float, seed: int) -> Ints:
     return sizes
 
 
-def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int) -> Ints:
-    """n₀ = round(p · device images) in equal parts of `server_classes` classes, from the last 20 %.
+def _server(labels: Ints, classes: int, pool: Ints, held: int, config: DataConfig, seed: int) -> Ints:
+    """n₀ = round(p · n) in equal parts of `server_classes` classes, from the samples `pool`; the devices hold
+    n = `held` samples.
 
     Classes and images are prefixes of random permutations: with the same seed, a smaller p gives a subset of
     the images of a larger one, and fewer classes a subset of more. The i-th class holds ⌈(n₀ − i) / k⌉
@@ -177,41 +214,54 @@ def _server(labels: Ints, classes: int, cut: int, config: DataConfig, seed: int)
     requested).
     """
     assert config.server_classes is not None
-    wanted = requested_server_images(config, len(labels))
+    wanted = requested_server_images(config, held)
     if config.server_fraction > 0 and wanted == 0:
         raise FeddumapError(
-            f"data.server_fraction = {config.server_fraction}: gives no image of {cut} device images; "
-            f"expected 0 or more than {0.5 / cut:.2g}"
+            f"data.server_fraction = {config.server_fraction}: gives no image of {held} device images; "
+            f"expected 0 or more than {0.5 / held:.2g}"
         )
-    if wanted > len(labels) - cut:
-        largest = (len(labels) - cut) / cut
+    if wanted > len(pool):
         raise FeddumapError(
-            f"data.server_fraction = {config.server_fraction}: expected at most {largest:g}, "
-            "as the server's images are drawn from the last 20 % of the training images; lower it"
+            f"data.server_fraction = {config.server_fraction}: expected at most {len(pool) / held:g}, "
+            f"as the server's images are drawn from {_pool_name(config)}; lower it"
         )
     rng = stream(seed, "server-data")
     k = config.server_classes
     kinds = rng.permutation(classes)[:k]
-    orders = [cut + rng.permutation(np.flatnonzero(labels[cut:] == kind)) for kind in kinds]
+    orders = [rng.permutation(pool[labels[pool] == kind]) for kind in kinds]
     fewest, kind = min((len(order), int(kind)) for order, kind in zip(orders, kinds, strict=True))
     if wanted and not fewest:
         raise FeddumapError(
-            f"data.server_classes = {k}: class {kind} has no image among the last 20 % of the training "
-            "images, which the server's are drawn from; lower it, or shuffle a data set sorted by label"
+            f"data.server_classes = {k}: class {kind} has no image among {_pool_name(config)}, which the "
+            "server's are drawn from; lower it, or shuffle a data set sorted by label"
         )
     parts = [order[: min(size, fewest)] for order, size in zip(orders, _even_sizes(wanted, k), strict=True)]
     return np.sort(np.concatenate(parts))
 
 
+def _pool_name(config: DataConfig) -> str:
+    natural_pool = "the samples without a user, or a fifth of every user's"
+    return natural_pool if config.partition == "natural" else "the last 20 % of the training images"
+
+
 def validation(
-    labels: npt.NDArray[np.integer], classes: int, config: DataConfig, made: Split, seed: int
+    labels: npt.NDArray[np.integer],
+    classes: int,
+    config: DataConfig,
+    made: Split,
+    seed: int,
+    users: Ints | None = None,
 ) -> Ints:
-    """`data.validation` images in equal parts of the server's classes, from the images of the last 20 % that
-    the server does not train on. They depend only on the seed and the server's images."""
+    """`data.validation` images in equal parts of the server's classes, from the images that the server's are
+    drawn from and that it does not train on. They depend only on the seed and the server's images."""
     if not config.validation:
         return np.zeros(0, dtype=np.int64)
     labels = _check_labels(labels, classes)
-    free = np.setdiff1d(np.arange(len(labels) * 4 // 5, len(labels)), made.server)
+    if config.partition == "natural":
+        pool = natural.natural(users, config, seed).pool
+    else:
+        pool = np.arange(len(labels) * 4 // 5, len(labels))
+    free = np.setdiff1d(pool, made.server)
     kinds = np.unique(labels[made.server])
     if not len(kinds):
         raise FeddumapError(
@@ -231,9 +281,27 @@ def validation(
     return np.sort(np.concatenate(parts))
 
 
-def requested_server_images(config: DataConfig, images: int) -> int:
-    """round(p · device images), the server images that `server_fraction` requests of `images` in total."""
-    return round(config.server_fraction * (images * 4 // 5))
+def requested_server_images(config: DataConfig, held: int) -> int:
+    """round(p · n), the server images that `server_fraction` requests if the devices hold n = `held`."""
+    return round(config.server_fraction * held)
+
+
+def devices_of_tests(made: Split, train_users: Ints | None, test_users: Ints | None) -> Ints | None:
+    """The device that each test sample belongs to, −1 for none; None if the data set does not say.
+
+    A device is the user of its samples.
+
+    >>> made = Split(np.array([1, 2, 0]), np.array([0, 2, 3]), np.array([], int))
+    >>> devices_of_tests(made, np.array([7, 3, 3]), np.array([7, 3, -1, 5, 7]))
+    array([ 1,  0, -1, -1,  1])
+    """
+    if train_users is None or test_users is None:
+        return None
+    users = train_users[made.indices[made.offsets[:-1]]]
+    device = np.full(max(int(train_users.max()), int(test_users.max())) + 2, -1)
+    device[users] = np.arange(len(users))
+    device[-1] = -1  # nobody's
+    return device[test_users]
 
 
 def _even_sizes(total: int, parts: int) -> Ints:

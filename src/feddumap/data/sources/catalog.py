@@ -1,65 +1,122 @@
-"""The known data sets and their sources: the cache, a user's folder, the official address, or npm.
+"""Finds the data set that a configuration names: a known one, a user's own, or one that code makes.
 
-Published sets are verified against known digests, written to the cache and read back from it.
+Published sets come from the cache, a user's folder, the official address or npm, and are verified against
+known digests. Every set is written to the cache and read back from it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feddumap.data import dataset
-from feddumap.data.dataset import Arrays, Dataset, home
-from feddumap.data.sources import cifar, formats
+from feddumap.config import DataConfig
+from feddumap.data import dataset, in_memory
+from feddumap.data.dataset import Arrays, Contents, Dataset, home
+from feddumap.data.sources import cifar, code, formats, own
 from feddumap.data.sources.cifar import CIFAR10, CIFAR100, PublishedDataset
 from feddumap.data.sources.download import NPM_PACKAGE, UnavailableError, fetch, npm
+from feddumap.data.sources.inputs import adjusted
 from feddumap.errors import FeddumapError, unknown
 from feddumap.system.callbacks import Progress, Say, ignore
 
 PUBLISHED = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 NAMES = ("digits", *PUBLISHED)
+FOLDERS = {"digits": "digits-16"}  # version 0.1 cached digits of another size
 
 
-def cache_folder(name: str) -> Path:
-    """The cache folder of a set, existing or not; for an .npz file it is named by the content's digest."""
-    if not name.endswith(".npz"):
-        return home() / "data" / name
-    with _opened(Path(name)) as file:
-        return home() / "data" / f"npz-{hashlib.file_digest(file, 'sha256').hexdigest()}"
+OWN = ("npz-*", "table-*", "folder-*", "hub-*", "code-*")
+"""The cache folders of sets that are not known by name."""
+
+
+def cache_folder(data: DataConfig | str) -> Path:
+    """The folder of a set, in the cache (existing or not) or in shared memory. A user's own set has one for
+    each content, and for each way to read it."""
+    config = _config(data)
+    if config.name.startswith(in_memory.PREFIX):
+        return in_memory.find(config.name).folder
+    if config.name in NAMES:
+        return home() / "data" / FOLDERS.get(config.name, config.name)
+    source = own.find(config)
+    if source is not None:
+        return home() / "data" / source.cache_name(config)
+    return _code_folder(code_contents(config))
 
 
 def get(
-    name: str,
+    data: DataConfig | str,
     given: Path | None = None,
     say: Say = ignore,
     progress: Progress | None = None,
     force: bool = False,
 ) -> Dataset:
-    """The data set `name` from the first source that has it; `say` is called with the source.
+    """The data set of a configuration, or with a name, from the first source that has it; `say` is called
+    with the source.
 
     The cache is tried first, then `given` (default FEDDUMAP_DATA), a file or folder, then downloads. `force`
     ignores the cache and replaces it.
     """
-    if name not in NAMES and not name.endswith(".npz"):
-        raise unknown("data set", name, [*NAMES, "the path of an .npz file"])
-    folder = cache_folder(name)
+    config = _config(data)
+    found = _get(config, given, say, progress or ignore, force)
+    return replace(found, input=adjusted(found.input, config))
+
+
+def _config(data: DataConfig | str) -> DataConfig:
+    return DataConfig(name=data) if isinstance(data, str) else data
+
+
+def _get(config: DataConfig, given: Path | None, say: Say, progress: Progress, force: bool) -> Dataset:
+    name = config.name
+    if name.startswith(in_memory.PREFIX):
+        own.check_keys(config, (), f"{name} was made in Python")
+        return in_memory.find(name).open()
+    source = None
+    if name in NAMES:
+        own.check_keys(config, (), f"{name} is a known data set")
+        folder = cache_folder(config)
+    elif (source := own.find(config)) is not None:
+        folder = home() / "data" / source.cache_name(config)
+    else:
+        contents = code_contents(config)
+        folder = _code_folder(contents)
+        if not folder.exists():
+            dataset.write(folder, name, contents)
+        say(f"{name}: {contents.source}")
+        return dataset.read(folder, verify=False)
     if force or not folder.exists():
         with _locked(folder):
             if force or not folder.exists():  # another process may have written it meanwhile
-                arrays, classes, source = _load(name, given, say, progress or ignore)
-                dataset.write(folder, Path(name).name, classes, arrays, source, replace=force)
-                say(f"{name}: from {source}, now cached in {folder}")
+                contents = source.read(say) if source else _load(name, given, say, progress)
+                dataset.write(folder, Path(name).name, contents, replace=force)
+                say(f"{name}: from {contents.source}, now cached in {folder}")
                 return dataset.read(folder, verify=False)
     found = dataset.read(folder)
     unread = f"; {given} was not read, use --force to read it" if given else ""
     say(f"{name}: from the cache {folder}, made from {found.source}{unread}")
     return found
+
+
+def code_contents(config: DataConfig) -> Contents:
+    """What the function that `data.name` means returns, checked."""
+    name = config.name
+    if not code.is_code(name) and name not in code.names():
+        raise unknown(
+            "data set",
+            name,
+            [*NAMES, *code.names(), "the path of an .npz, .parquet or .csv file or of a folder", "hub:NAME"],
+        )
+    own.check_keys(config, (), f"{name} is made by code")
+    contents = code.make(name)
+    if problem := dataset.find_problem(contents):
+        raise FeddumapError(f"the data set {name} {problem}: correct its function")
+    return contents
+
+
+def _code_folder(contents: Contents) -> Path:
+    return home() / "data" / f"code-{in_memory.content_digest(contents)}"
 
 
 @contextmanager
@@ -79,15 +136,12 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _load(name: str, given: Path | None, say: Say, progress: Progress) -> tuple[Arrays, tuple[str, ...], str]:
+def _load(name: str, given: Path | None, say: Say, progress: Progress) -> Contents:
     if name == "digits":
-        return *formats.digits(), "scikit-learn's load_digits"
-    if name.endswith(".npz"):
-        with _opened(Path(name)) as file:
-            return *formats.from_npz(file, Path(name)), f"the file {name}"
+        return formats.digits()
     spec = PUBLISHED[name]
     arrays, source = _from_published_sources(spec, given, say, progress)
-    return arrays, spec.classes, source
+    return Contents(arrays, spec.classes, source)
 
 
 def _from_published_sources(
@@ -191,16 +245,6 @@ def _expected_files(spec: PublishedDataset) -> str:
     )
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise FeddumapError(f"cannot read the data set {path}: {error.strerror}") from None
-    with file:
-        yield file
-
-
 @dataclass(frozen=True)
 class CatalogEntry:
     """A row of `feddumap data list`; `source` is empty for a set that is not cached."""
@@ -215,15 +259,16 @@ class CatalogEntry:
 
 
 def available() -> list[CatalogEntry]:
-    """Every known set, then the cached .npz files."""
+    """Every known set, then the cached sets of the user's own."""
     sizes = {"digits": (formats.DIGITS_TRAIN, formats.DIGITS_TEST)}
     sizes |= {name: (spec.train, spec.test) for name, spec in PUBLISHED.items()}
-    own = sorted((home() / "data").glob("npz-*"))
+    others = sorted(folder for pattern in OWN for folder in (home() / "data").glob(pattern))
     rows = []
-    for folder in [*(cache_folder(name) for name in NAMES), *own]:
-        train, test = sizes.get(folder.name, (0, 0))
+    for folder in [*(cache_folder(name) for name in NAMES), *others]:
+        name = next((name for name, other in FOLDERS.items() if other == folder.name), folder.name)
+        train, test = sizes.get(name, (0, 0))
         if not folder.exists():
-            rows.append(CatalogEntry(folder.name, False, "", train, test, 0, folder))
+            rows.append(CatalogEntry(name, False, "", train, test, 0, folder))
             continue
         size = sum(path.stat().st_size for path in folder.iterdir())
         try:
@@ -232,5 +277,5 @@ def available() -> list[CatalogEntry]:
             rows.append(CatalogEntry(manifest.name, True, manifest.source, train, test, size, folder))
         except (FeddumapError, LookupError):
             source = f"damaged: delete the folder {folder}"
-            rows.append(CatalogEntry(folder.name, False, source, train, test, size, folder))
+            rows.append(CatalogEntry(name, False, source, train, test, size, folder))
     return rows

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddumap.data.dataset import Arrays, Images, Labels, find_problem
+from feddumap.data.dataset import Arrays, Contents, Inputs, Labels, find_problem
 from feddumap.errors import FeddumapError
 from feddumap.system.callbacks import Progress, ignore
 
@@ -98,7 +98,7 @@ CIFAR100 = PublishedDataset(
 )
 
 
-def digest(images: Images, labels: Labels) -> str:
+def digest(images: Inputs, labels: Labels) -> str:
     """A platform-independent sha256 of images and labels."""
     state = hashlib.sha256(np.ascontiguousarray(images).data)
     state.update(labels.astype("<i8").data)
@@ -111,7 +111,7 @@ def verified(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
     Some copies hold the training batches in another order. They are reordered, because a split by index must
     not depend on the source.
     """
-    problem = find_problem(arrays, len(spec.classes))
+    problem = find_problem(Contents(arrays, spec.classes, str(origin)))
     if problem:
         raise FeddumapError(f"{origin} {problem}: get another copy of {spec.name}")
     for split, labels, expected in (
@@ -132,10 +132,10 @@ def verified(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
 def _in_published_order(spec: PublishedDataset, arrays: Arrays, origin: Path) -> Arrays:
     size = spec.per_batch
     starts = range(0, spec.train, size)
-    batches = [(arrays.train_images[i : i + size], arrays.train_labels[i : i + size]) for i in starts]
+    batches = [(arrays.train_inputs[i : i + size], arrays.train_labels[i : i + size]) for i in starts]
     found = {digest(*batch): batch for batch in batches}
     *train, test = spec.digests
-    if set(found) != set(train) or digest(arrays.test_images, arrays.test_labels) != test:
+    if set(found) != set(train) or digest(arrays.test_inputs, arrays.test_labels) != test:
         raise FeddumapError(
             f"the images or labels of {origin} differ from the published {spec.name}: get another copy, or "
             "save them as an .npz file to use them as your own data set"
@@ -143,11 +143,11 @@ def _in_published_order(spec: PublishedDataset, arrays: Arrays, origin: Path) ->
     if list(found) == train:
         return arrays
     images, labels = zip(*(found[name] for name in train), strict=True)
-    return arrays._replace(train_images=np.concatenate(images), train_labels=np.concatenate(labels))
+    return arrays._replace(train_inputs=np.concatenate(images), train_labels=np.concatenate(labels))
 
 
-def read_batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Images, Labels]:
-    """Images and labels of one pickled batch of `n` images, whose labels are stored under `key`."""
+def read_batch(raw: bytes, n: int, key: str, origin: str) -> tuple[Inputs, Labels]:
+    """Inputs and labels of one pickled batch of `n` images, whose labels are stored under `key`."""
     data = b""
     labels: list[int] = []
     reading = b""  # the key whose value is being read
@@ -231,8 +231,8 @@ def _assemble(raw: Mapping[str, bytes], origin: Path, spec: PublishedDataset, pr
     return concatenated(parts)
 
 
-def concatenated(parts: list[tuple[Images, Labels]]) -> Arrays:
+def concatenated(parts: list[tuple[Inputs, Labels]]) -> Arrays:
     """Concatenate training parts; the last part is the test part."""
-    *train, (test_images, test_labels) = parts
+    *train, (test_inputs, test_labels) = parts
     images, labels = zip(*train, strict=True)
-    return Arrays(np.concatenate(images), np.concatenate(labels), test_images, test_labels)
+    return Arrays(np.concatenate(images), np.concatenate(labels), test_inputs, test_labels)

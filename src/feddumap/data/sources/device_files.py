@@ -1,4 +1,4 @@
-"""A device's own data: a folder of images, a Parquet file or an .npz file. Nothing is cached or copied."""
+"""A device's own data: a folder of images, a table or an .npz file. Nothing is cached or copied."""
 
 from __future__ import annotations
 
@@ -7,110 +7,99 @@ from pathlib import Path
 
 import numpy as np
 
-from feddumap.data.dataset import Images, Labels
-from feddumap.data.sources.formats import (
-    IMAGE_ERRORS,
-    decode_image,
-    npz_arrays,
-    read_batches,
-    to_images,
-    to_labels,
-)
+from feddumap.config import DataConfig
+from feddumap.core.messages import InputSpec
+from feddumap.data.dataset import Inputs, Labels
+from feddumap.data.sources import folder, npz, tables
+from feddumap.data.sources.array_rows import array_rows
+from feddumap.data.sources.rows import Rows, number_labels
 from feddumap.errors import FeddumapError
 from feddumap.system.callbacks import Say, ignore
 
-SIDE = 32
-ENDINGS = {".png", ".jpg", ".jpeg"}
+IMAGE_COLUMNS = ("img", "image")
 
 
-def read(path: Path, classes: Sequence[str], say: Say = ignore) -> tuple[Images, Labels]:
-    """Images uint8 [n, 32, 32, 3] and labels [n]; `classes` are the class names in the order of the labels.
+def read(
+    path: Path,
+    classes: Sequence[str],
+    given: InputSpec,
+    say: Say = ignore,
+    columns: DataConfig | None = None,
+) -> tuple[Inputs, Labels]:
+    """Inputs [n, …] in the form `given` and labels [n]; `classes` are the class names in the order of the
+    labels.
 
-    A folder has a sub-folder of PNG or JPEG images per class, named after the class. A Parquet file has the
-    columns `image` (or `img`) and `label`, an .npz file the arrays `images` and `labels`, with labels as
-    class indices.
+    A folder has a sub-folder of PNG or JPEG images per class, named after the class. A .parquet or .csv file
+    has the columns that `columns` (the federation's [data]) names, by default `label` and, for images,
+    `image` or `img`. An .npz file has the arrays `inputs` and `labels`. Labels are class numbers or names.
     """
     if path.is_dir():
-        images, labels = _from_folder(path, classes, say)
-    elif path.suffix == ".parquet":
-        images, labels = _from_parquet(path)
+        found = _from_folder(path, classes, given, say)
+    elif path.suffix in tables.ENDINGS:
+        found = _from_table(path, given, say, columns or DataConfig())
     elif path.suffix == ".npz":
-        images, labels = _from_npz(path)
+        arrays = npz.arrays(path, ("inputs", "labels"))
+        found = array_rows(arrays["inputs"], arrays["labels"], None, None, given.kind, str(path), "device")
     else:
-        found = "no such file or folder" if not path.exists() else "unsupported format"
+        state = "is neither of these" if path.exists() else "no such file or folder"
         raise FeddumapError(
-            f"data {str(path)!r}: {found}; expected a folder with a sub-folder of images per class, a "
-            ".parquet file or an .npz file"
+            f"cannot read the device's data {path}: {state}; expected a folder with a sub-folder of images "
+            "per class, or a .parquet, .csv or .npz file"
         )
-    if labels.min() < 0 or labels.max() >= len(classes):
-        raise FeddumapError(
-            f"{path} has labels from {labels.min()} to {labels.max()}: expected 0 to {len(classes) - 1}, the "
-            "classes of the federation"
-        )
-    return images, labels
+    return _checked(found, path, classes, given)
 
 
-def _from_folder(path: Path, classes: Sequence[str], say: Say) -> tuple[Images, Labels]:
-    number = {name: label for label, name in enumerate(classes)}
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if strange := next((folder.name for folder in folders if folder.name not in number), None):
+def _checked(found: Rows, path: Path, classes: Sequence[str], given: InputSpec) -> tuple[Inputs, Labels]:
+    inputs, labels = found.stored.inputs, found.labels
+    if len(inputs) != len(labels):
         raise FeddumapError(
-            f"{path} has a folder {strange!r}, which is not a class of the federation: expected some of "
+            f"{path} has {len(inputs)} inputs and {len(labels)} labels: expected equal numbers"
+        )
+    if (found.stored.kind, inputs.shape[1:]) != (given.kind, given.stored_shape):
+        raise FeddumapError(
+            f"{path} has inputs {inputs.dtype} {inputs.shape[1:]}: expected {given.dtype} "
+            f"{given.stored_shape}, as the federation's input is {given.describe()}"
+        )
+    if given.kind == "tokens" and inputs.max() >= given.vocabulary:
+        row = int(inputs.max(axis=1).argmax())
+        raise FeddumapError(
+            f"{found.where(row)} has the token {inputs[row].max()}: expected 0 to {given.vocabulary - 1}, "
+            "the federation's vocabulary"
+        )
+    return np.ascontiguousarray(inputs), number_labels(labels, classes, found.where)
+
+
+def _from_folder(path: Path, classes: Sequence[str], given: InputSpec, say: Say) -> Rows:
+    if given.kind != "image":
+        raise FeddumapError(
+            f"{path} is a folder of images, but the federation's input is {given.describe()}: expected a "
+            ".parquet, .csv or .npz file"
+        )
+    known = set(classes)
+    files = folder.list_images(path, lambda name: _check_class(path, name, known, classes))
+    channels, height, width = given.shape
+    stored = folder.read_images(files, (height, width), channels, say, str(path))
+    labels = np.array([label for _, label in files])
+    return Rows(stored, labels, None, str(path), lambda row: str(files[row][0]))
+
+
+def _check_class(path: Path, name: str, known: set[str], classes: Sequence[str]) -> None:
+    if name not in known:
+        raise FeddumapError(
+            f"{path} has a folder {name!r}, which is not a class of the federation: expected some of "
             f"{', '.join(classes)}"
         )
-    files = [
-        (file, number[folder.name])
-        for folder in folders
-        for file in sorted(folder.iterdir())
-        if file.suffix.lower() in ENDINGS
-    ]
-    if not files:
-        raise FeddumapError(
-            f"{path} has no images: expected a sub-folder of PNG or JPEG images per class, of "
-            f"{', '.join(classes)}"
-        )
-    images = np.empty((len(files), SIDE, SIDE, 3), np.uint8)
-    sizes = [_read_image(file, images[i]) for i, (file, _) in enumerate(files)]
-    if other := sum(size != (SIDE, SIDE) for size in sizes):
-        say(f"{path}: {other} of {len(files)} images were resized to {SIDE} by {SIDE} pixels")
-    return images, np.array([label for _, label in files], np.int64)
 
 
-def _read_image(file: Path, into: Images) -> tuple[int, int]:
-    """Read an image into `into`, resized if necessary; returns its original size."""
-    from PIL import Image
-
-    try:
-        with Image.open(file, formats=("PNG", "JPEG")) as picture:
-            size = picture.size
-            plain = picture.convert("RGB")
-            into[:] = np.asarray(plain if size == (SIDE, SIDE) else plain.resize((SIDE, SIDE)))
-    except (*IMAGE_ERRORS, Image.DecompressionBombError) as error:
-        raise FeddumapError(f"{file} cannot be decoded ({error}): replace or remove it") from None
-    return size
-
-
-def _from_parquet(path: Path) -> tuple[Images, Labels]:
-    images: list[Images] = []
-    labels: list[Labels] = []
-    for pictures, numbers in read_batches(path, "label"):
-        images += [decode_image(raw, f"{path}: image {len(images) + i}") for i, raw in enumerate(pictures)]
-        labels.append(numbers)
-    if not images:
-        raise FeddumapError(f"{path} has no rows: expected an image and a label per row")
-    return np.stack(images), np.concatenate(labels)
-
-
-def _from_npz(path: Path) -> tuple[Images, Labels]:
-    try:
-        with path.open("rb") as file:
-            found = npz_arrays(file, path, ("images", "labels"))
-    except OSError as error:
-        raise FeddumapError(f"cannot read {path}: {error.strerror}") from None
-    images = to_images(found["images"], f"{path}: images")
-    labels = to_labels(found["labels"], f"{path}: labels")
-    if len(images) != len(labels):
-        raise FeddumapError(
-            f"{path} has {len(images)} images and {len(labels)} labels: expected equal numbers"
-        )
-    return np.ascontiguousarray(images), labels
+def _from_table(path: Path, given: InputSpec, say: Say, columns: DataConfig) -> Rows:
+    """From the columns of the federation's own table, if it has one."""
+    data = DataConfig(kind=given.kind, input=columns.input, label=columns.label)
+    table = tables.read_table(path, data)
+    if given.kind == "image":
+        image = next((name for name in IMAGE_COLUMNS if name in table.column_names), None)
+        changes = {"size": list(given.shape[1:]), "input": columns.input or image}
+        return tables.rows(table, data.model_copy(update=changes), str(path), say, channels=given.shape[0])
+    inputs = tables.needed(table.column_names, data, str(path))[:-1]
+    if given.kind == "tokens" and len(inputs) == 1:
+        data = data.model_copy(update={"length": given.shape[0]})
+    return tables.rows(table, data, str(path), say)

