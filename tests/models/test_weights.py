@@ -11,6 +11,7 @@ from torch import nn
 
 from feddumap import run as api
 from feddumap.core.tensors import digest
+from feddumap.data.sources.formats import DIGITS_INPUT
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, initialise
 from tests.conftest import small
@@ -18,7 +19,7 @@ from tests.conftest import small
 
 def pretrained(classes: int) -> nn.Module:
     """A network whose factory sets its weights."""
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, classes))
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 4, classes))
     nn.init.constant_(net[0].weight, 0.25)
     nn.init.constant_(net[3].bias, 3.0)
     return net
@@ -28,9 +29,9 @@ OWN = f"{__name__}:pretrained"
 
 
 def test_a_network_of_ones_own_keeps_the_weights_of_its_factory() -> None:
-    shape = architecture(OWN, 10)
+    shape = architecture(OWN, 10, DIGITS_INPUT)
     first, again, other = initialise(shape, 1), initialise(shape, 1), initialise(shape, 2)
-    assert torch.equal(first["0.weight"], torch.full((4, 3, 3, 3), 0.25))
+    assert torch.equal(first["0.weight"], torch.full((4, 1, 3, 3), 0.25))
     assert torch.equal(first["3.bias"], torch.full((10,), 3.0))
     assert digest(first) == digest(again)
     assert not torch.equal(first["3.weight"], other["3.weight"])  # random ones follow the run's seed
@@ -41,7 +42,9 @@ def test_a_network_of_ones_own_keeps_the_weights_of_its_factory() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    weights = {name: tensor + 0.01 for name, tensor in initialise(architecture("lenet", 10), 5).items()}
+    weights = {
+        name: tensor + 0.01 for name, tensor in initialise(architecture("lenet", 10, DIGITS_INPUT), 5).items()
+    }
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "w.safetensors")
     return tmp_path / "w.safetensors"
 
@@ -53,7 +56,7 @@ def test_a_run_starts_from_a_file_and_does_not_need_it_again(
     expected = api.train(config)
     assert digest(expected.state.weights) != digest(api.train(small(train={"rounds": 2})).state.weights)
     run = api.start(config, tmp_path / "run")
-    given = {name: t + 0.01 for name, t in initialise(architecture("lenet", 10), 5).items()}
+    given = {name: t + 0.01 for name, t in initialise(architecture("lenet", 10, DIGITS_INPUT), 5).items()}
     assert digest(run.state.weights) == digest(given)
     run.close()
     file.unlink()
@@ -76,7 +79,7 @@ def test_a_run_starts_from_a_file_and_does_not_need_it_again(
 def test_a_file_that_does_not_fit_is_refused(
     home: object, tmp_path: Path, change: object, message: str
 ) -> None:
-    weights = {n: t.contiguous() for n, t in initialise(architecture("lenet", 10), 5).items()}
+    weights = {n: t.contiguous() for n, t in initialise(architecture("lenet", 10, DIGITS_INPUT), 5).items()}
     change(weights)  # type: ignore[operator]
     save_file(weights, tmp_path / "w.safetensors")
     with pytest.raises(FeddumapError, match=message):

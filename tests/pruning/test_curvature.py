@@ -48,9 +48,9 @@ def tiny(*, norm: bool = False, smooth: bool = True, seed: int = 0) -> nn.Sequen
 
 
 def samples(count: int = 12, seed: int = 0) -> Samples:
-    """Images of 4×4 in double precision, so that everything that follows is."""
+    """Inputs of 3×4×4 in double precision, so that everything that follows is."""
     rng = np.random.default_rng(seed)
-    images = torch.from_numpy(rng.uniform(-255, 255, (count, 4, 4, 3)))
+    images = torch.from_numpy(rng.uniform(-1, 1, (count, 4, 4, 3))).permute(0, 3, 1, 2)
     return Samples(images, torch.from_numpy(rng.integers(0, 3, count)))
 
 
@@ -59,8 +59,8 @@ def vector_loss(model: nn.Module, data: Samples, vector: torch.Tensor) -> torch.
     names, shapes = zip(*((name, value.shape) for name, value in model.named_parameters()), strict=True)
     parts = torch.split(vector, [shape.numel() for shape in shapes])
     values = {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
-    outputs = torch.func.functional_call(model.eval(), values, to_input(data.images))
-    return F.cross_entropy(outputs, data.labels)
+    outputs = torch.func.functional_call(model.eval(), values, to_input(data.inputs))
+    return F.cross_entropy(outputs, data.targets)
 
 
 def parameters_of(model: nn.Module) -> torch.Tensor:
@@ -288,7 +288,7 @@ def test_the_first_gap(values: list[float], lipschitz: float, expected: Gap) -> 
 def test_fisher_equals_the_explicit_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = tiny(norm=True), samples(9)
     vector = parameters_of(model)
-    each = [Samples(data.images[i : i + 1], data.labels[i : i + 1]) for i in range(9)]
+    each = [data[i : i + 1] for i in range(9)]
     fisher = sum(torch.outer(g, g) for g in (gradient(model, one, vector) for one in each)) / 9
     assert isinstance(fisher, torch.Tensor)
     expected = torch.linalg.eigvalsh(fisher)
@@ -323,7 +323,7 @@ def test_lipschitz_constant_equals_brute_force() -> None:
 
 def test_a_quadratic_loss_has_lipschitz_constant_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     def squared(model: nn.Module, data: Samples) -> torch.Tensor:
-        return ((model(to_input(data.images)) - F.one_hot(data.labels, 3)) ** 2).mean()
+        return ((model(to_input(data.inputs)) - F.one_hot(data.targets, 3)) ** 2).mean()
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).double()
     target = [torch.ones_like(parameter) for parameter in model.parameters()]
@@ -357,7 +357,7 @@ def test_the_density_of_a_node(node: tuple[Model, Samples]) -> None:
     lenet, asked, name = architecture("lenet", 10), question("density"), ("device", 30, 2)
     rate = node_rate(model, lenet, data, asked, 777, name)
     assert rate == node_rate(model, lenet, data, asked, 777, name)
-    few = Samples(data.images[:8], data.labels[:8])  # all are used, so only the probe differs
+    few = data[:8]  # all are used, so only the probe differs
     found = [
         node_rate(model, lenet, few, asked, *other)
         for other in [(777, name), (778, name), (777, ("device", 30, 3)), (777, ("device", 31, 2))]
@@ -372,12 +372,12 @@ def test_the_density_of_a_node(node: tuple[Model, Samples]) -> None:
 
 
 def test_a_batch_is_drawn_without_replacement(node: tuple[Model, Samples]) -> None:
-    data, name = Samples(node[1].images, torch.arange(20)), ("server", 30)
-    chosen = rates._subset(data, 1, name).labels.tolist()
+    data, name = Samples(node[1].inputs, torch.arange(20)), ("server", 30)
+    chosen = rates._subset(data, 1, name).targets.tolist()
     assert chosen == sorted(set(chosen))
     assert len(chosen) == 8
-    assert chosen != rates._subset(data, 2, name).labels.tolist()
-    few = Samples(data.images[:8], data.labels[:8])
+    assert chosen != rates._subset(data, 2, name).targets.tolist()
+    few = data[:8]
     assert rates._subset(few, 1, name) is few
 
 

@@ -396,7 +396,7 @@ def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch, kernels: Kern
     weights["conv1.bias"][2] = -1.0  # after ReLU nothing is left of it
     layers, data = prunable(lenet).choose(coupled=False), pictures(7)
     expected = {"conv1": np.zeros(6), "conv2": np.zeros(16)}
-    for image in data.images:
+    for image in data.inputs:
         x = to_input(image[None])
         for name, total in expected.items():
             maps = F.relu(F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
@@ -415,7 +415,7 @@ def test_ranks_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch, kernels: Kern
     monkeypatch.setattr(ranks, "CHUNK", 50)
     assert feature_ranks(model, layers, data, lambda *_: None) == found
     monkeypatch.setattr(ranks, "IMAGES", 4)  # at most so many
-    four = Samples(data.images[:4], data.labels[:4])
+    four = data[:4]
     few = feature_ranks(model, layers, data, lambda *_: None)
     assert few == feature_ranks(model, layers, four, lambda *_: None) != found
     if isinstance(model, TorchModel):

@@ -20,7 +20,7 @@ def _fault(question: Question, broadcast: Broadcast, values: Mapping[str, Any]) 
 
 @survey("brightness", fault=_fault)
 def brightness(question: Question, task: Task) -> Answer:
-    images = task.holdings.samples(task.device).images
+    images = task.holdings.samples(task.device).inputs
     return Answer(task.device, {"brightness": float(images.float().mean())})
 
 

@@ -17,6 +17,7 @@ from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.models import network
 from feddumap.training.samples import Samples, batches, to_input
+from tests.support.oracles import augmentation
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def descend(
     total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
     moving = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
     steps = 0
-    for inputs, labels in batches(data, train.epochs, train.batch, rng, augment=run.config.data.augment):
+    for inputs, labels in batches(data, train.epochs, train.batch, rng, augment=augmentation(run)):
         loss = F.cross_entropy(model(inputs.double()), labels)
         grads = torch.autograd.grad(loss, list(named.values()))
         for (name, parameter), grad in zip(named.items(), grads, strict=True):
@@ -51,16 +52,16 @@ def descend(
 
 
 def taken(run: api.Run, indices: np.ndarray) -> Samples:
-    return Samples.take(run.dataset.train_images, run.dataset.train_labels, indices)
+    return Samples.take(run.dataset.train_inputs, run.dataset.train_labels, indices)
 
 
 def measure(run: api.Run, weights: Tensors, data: Samples) -> tuple[float, float]:
     """Accuracy and mean loss in double precision, eval mode, images as they are."""
     model = network(run.state.architecture, weights).double().eval()
     with torch.no_grad():
-        outputs = model(to_input(data.images).double())
-    accuracy = (outputs.argmax(1) == data.labels).double().mean().item()
-    return accuracy, F.cross_entropy(outputs, data.labels).item()
+        outputs = model(to_input(data.inputs).double())
+    accuracy = (outputs.argmax(1) == data.targets).double().mean().item()
+    return accuracy, F.cross_entropy(outputs, data.targets).item()
 
 
 def js(p: Sequence[float], q: Sequence[float]) -> float:
@@ -92,7 +93,7 @@ def feddu_round(
     }
     server = taken(run, run.split.server)
     counts = run.split.counts(run.dataset.train_labels, 10)
-    own = [int((server.labels == y).sum()) for y in range(10)]
+    own = [int((server.targets == y).sum()) for y in range(10)]
     accuracy, _ = measure(run, half, server)
     devices = js(counts[chosen].sum(axis=0).tolist(), counts.sum(axis=0).tolist())
     degree = js(own, counts.sum(axis=0).tolist())

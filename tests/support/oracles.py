@@ -9,22 +9,26 @@ import torch
 import torch.nn.functional as F
 
 from feddumap import run as api
-from feddumap.core.messages import Tensors
+from feddumap.core.messages import InputSpec, Tensors
 from feddumap.core.rng import stream
 from feddumap.models import network
 from feddumap.training.samples import Samples, batches
+
+
+def augmentation(run: api.Run) -> InputSpec | None:
+    return run.state.architecture.input if run.config.data.augment else None
 
 
 def sgd_oracle(run: api.Run, start: Tensors, device: int, number: int) -> Tensors:
     """Local training as anyone would write it, in double precision."""
     config = run.config
     indices = run.split.device(device)
-    data = Samples.take(run.dataset.train_images, run.dataset.train_labels, indices)
+    data = Samples.take(run.dataset.train_inputs, run.dataset.train_labels, indices)
     model = network(run.state.architecture, start).double()
     rng = stream(config.run.seed, "batches", number, device)
     lr = config.train.lr * config.train.lr_decay**number
     for inputs, labels in batches(
-        data, config.train.epochs, config.train.batch, rng, augment=config.data.augment
+        data, config.train.epochs, config.train.batch, rng, augment=augmentation(run)
     ):
         loss = F.cross_entropy(model(inputs.double()), labels)
         for parameter, grad in zip(
@@ -41,7 +45,7 @@ def samples(count: int) -> Samples:
 
 
 def taken(run: api.Run, indices: np.ndarray) -> Samples:
-    return Samples.take(run.dataset.train_images, run.dataset.train_labels, indices)
+    return Samples.take(run.dataset.train_inputs, run.dataset.train_labels, indices)
 
 
 Step = Callable[[str, torch.Tensor], torch.Tensor]
@@ -56,7 +60,7 @@ def walk(
     lr = config.train.lr * config.train.lr_decay**number
     named = dict(model.named_parameters())
     for inputs, labels in batches(
-        data, config.train.epochs, config.train.batch, rng, augment=config.data.augment
+        data, config.train.epochs, config.train.batch, rng, augment=augmentation(run)
     ):
         grads = torch.autograd.grad(F.cross_entropy(model(inputs.double()), labels), list(named.values()))
         for (name, parameter), grad in zip(named.items(), grads, strict=True):

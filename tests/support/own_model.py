@@ -3,9 +3,9 @@
 from torch import nn
 
 
-def make(classes: int) -> nn.Module:
+def make(classes: int, in_channels: int = 1) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 5, stride=2),
+        nn.Conv2d(in_channels, 8, 5, stride=2),
         nn.BatchNorm2d(8),
         nn.ReLU(),
         nn.Conv2d(8, 12, 3, stride=2),

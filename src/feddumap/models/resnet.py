@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from feddumap.core.messages import InputSpec
 from feddumap.errors import FeddumapError
 
 _STAGES = {"stage1": 64, "stage2": 128, "stage3": 256, "stage4": 512}
@@ -36,10 +37,10 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """Stem, four stages of two blocks, global average pooling, one linear layer."""
 
-    def __init__(self, widths: Mapping[str, int], classes: int) -> None:
+    def __init__(self, widths: Mapping[str, int], classes: int, given: InputSpec) -> None:
         super().__init__()
         inputs = widths["stem"]
-        self.stem = nn.Conv2d(3, inputs, 3, 1, 1)
+        self.stem = nn.Conv2d(given.shape[0], inputs, 3, 1, 1)
         self.stem_norm = nn.BatchNorm2d(inputs)
         for stage in _STAGES:
             outputs = widths[f"{stage}.0.conv2"]
@@ -59,13 +60,13 @@ class ResNet18(nn.Module):
         return logits
 
 
-def full(classes: int) -> nn.Module:
+def full(classes: int, given: InputSpec) -> nn.Module:
     """The unpruned network."""
     widths = {name: width for stage, width in _STAGES.items() for name in _convolutions(stage)}
-    return ResNet18(widths, classes)
+    return ResNet18(widths, classes, given)
 
 
-def resized(widths: Mapping[str, int], classes: int) -> nn.Module:
+def resized(widths: Mapping[str, int], classes: int, given: InputSpec) -> nn.Module:
     """The network with these widths, which must be equal for layers that a residual sum adds."""
     for stage in _STAGES:
         summed = {name: widths[name] for name in _convolutions(stage) if not name.endswith("conv1")}
@@ -74,7 +75,7 @@ def resized(widths: Mapping[str, int], classes: int) -> nn.Module:
                 f"the residual sums of resnet18's {stage} need equal numbers of channels, not "
                 + ", ".join(f"{name}={width}" for name, width in summed.items())
             )
-    return ResNet18(widths, classes)
+    return ResNet18(widths, classes, given)
 
 
 def _convolutions(stage: str) -> Iterator[str]:

@@ -94,7 +94,7 @@ def degree_of(device: int, state: ServerState, context: Context) -> float:
     counts = context.census.labels
     if counts is None:
         return 0.0
-    own = np.bincount(context.server.labels.numpy(), minlength=state.architecture.classes)
+    own = np.bincount(context.server.targets.numpy(), minlength=state.architecture.classes)
     return float(divergence(own if device == SERVER else counts[device], counts.sum(axis=0)))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from feddumap.core.messages import Architecture, Question, Tensors
 from feddumap.core.rng import stream
-from feddumap.models import initialise, network
+from feddumap.models import initialise, network, trainable
 from feddumap.pruning.curvature.density import mass_above, stable_rate
 from feddumap.pruning.curvature.gap import first_gap, fisher_spectrum, lipschitz_constant
 from feddumap.pruning.curvature.lanczos import hessian, lanczos, to_coordinates
@@ -67,7 +67,7 @@ def node_rate(
         net = network(architecture, as_model(model).weights())
         values = fisher_spectrum(net, batch)
         first = initialise(architecture, seed)
-        target = [first[key] for key, _ in net.named_parameters()]
+        target = [first[key] for key in trainable(net)]
         lipschitz = lipschitz_constant(net, batch, target)
         gap = first_gap(values, lipschitz)
         rate = NodeRate(gap.rate, gap.m, gap.d, lipschitz, float(values[0]), float(values[-1]))
@@ -80,7 +80,7 @@ def _subset(samples: Samples, seed: int, name: tuple[str | int, ...]) -> Samples
         return samples
     chosen = stream(seed, "rate-batch", *name).choice(len(samples), SAMPLES, replace=False)
     index = torch.from_numpy(np.sort(chosen))
-    return Samples(samples.images[index], samples.labels[index])
+    return samples[index]
 
 
 def node_weights(samples: Sequence[int], degrees: Sequence[float]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Removes filters from a network and from all tensors shaped like its parameters."""
+"""Removes units from a network and from all tensors shaped like its parameters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from feddumap.core.messages import Architecture, ServerState, Tensors
+from feddumap.core.messages import Architecture, InputSpec, ServerState, Tensors
 from feddumap.errors import FeddumapError
-from feddumap.models import build, channels_of
-from feddumap.pruning.dependency_graph import PrunableLayer, trace
+from feddumap.models import build, channels_of, state_of
+from feddumap.models.frozen import constants_of, with_constants
+from feddumap.models.resize import group_of, widths_of
+from feddumap.pruning.structure import traced
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,11 @@ class PruningPlan:
         return result
 
     def state(self, state: ServerState) -> ServerState:
-        """The pruned server state: weights, mask and the tensors of the server steps."""
+        """The pruned server state: weights, mask, the tensors of the server steps and the frozen ones."""
+        constants = self.apply(constants_of(state.architecture))
         return replace(
             state,
-            architecture=self.architecture,
+            architecture=with_constants(self.architecture, constants),
             weights=self.apply(state.weights),
             mask=self.apply(state.mask),
             steps=self.apply(state.steps),
@@ -43,43 +46,41 @@ class PruningPlan:
 
 
 def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> PruningPlan:
-    """The plan that removes the given output channels of each named convolution.
+    """The plan that removes the given units of each named layer.
 
-    Torch-Pruning follows the channels through batch norm, sums, concatenations, depthwise convolutions and
+    Torch-Pruning follows the units through norms, sums, concatenations, depthwise convolutions and
     flattening. It prunes a network in which the value of every scalar is its own position, so the remaining
     values are the positions to keep in every tensor of that shape.
     """
-    import torch_pruning
-
     network = build(architecture).double().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    for tensor in network.state_dict().values():
-        tensor.zero_()  # uninitialized memory may hold NaN, and slow denormals
-    graph = trace(network)
-    outputs = _outputs(network)
-    with torch.no_grad():
-        for tensor in network.state_dict().values():
-            tensor.copy_(torch.arange(tensor.numel(), dtype=torch.float64).view_as(tensor))
+    floats = {name for name, tensor in state_of(network).items() if tensor.is_floating_point()}
+    for parameter in network.parameters():
+        parameter.detach().zero_()  # uninitialized memory may hold NaN, and slow denormals
+    graph = traced(network, architecture.input)
+    outputs, before = _outputs(network, architecture.input), widths_of(network)
     try:
-        for name, channels in drop.items():
-            if channels:
-                convolution = network.get_submodule(name)
-                prune = torch_pruning.prune_conv_out_channels
-                graph.get_pruning_group(convolution, prune, list(channels)).prune()
-        if _outputs(network) != outputs:
+        with torch.no_grad():
+            for name, tensor in state_of(network).items():
+                if name in floats:
+                    tensor.copy_(torch.arange(tensor.numel(), dtype=torch.float64).view_as(tensor))
+        for name, units in drop.items():
+            if units:
+                group_of(graph, network.get_submodule(name), units).prune()
+        positions = {
+            name: tensor.round().long()
+            for name, tensor in state_of(network).items()
+            if name in floats and tensor.dim()
+        }
+        if _outputs(network, architecture.input) != outputs:
             raise FeddumapError("it would change the number of outputs")
     except Exception as error:  # a user's network may raise anything
         raise FeddumapError(f"{architecture.family} cannot be pruned: {error}") from error
-    positions = {name: tensor.round().long() for name, tensor in network.state_dict().items() if tensor.dim()}
-    return PruningPlan(replace(architecture, channels=channels_of(network)), positions)
-
-
-def dry_run(architecture: Architecture, layers: Sequence[PrunableLayer]) -> None:
-    """Plan the removal of one channel of each layer, to detect before training that it is impossible."""
-    widths = architecture.widths
-    plan(architecture, {layer.leader: [0] for layer in layers if widths[layer.leader] > 1})
+    after = widths_of(network)
+    narrowed = architecture.widths.keys() | {name for name in after if after[name] != before[name]}
+    return PruningPlan(replace(architecture, channels=channels_of(network, narrowed)), positions)
 
 
 @torch.no_grad()
-def _outputs(network: torch.nn.Module) -> int:
-    outputs: torch.Tensor = network.eval()(torch.zeros(1, 3, 32, 32, dtype=torch.float64))
+def _outputs(network: torch.nn.Module, given: InputSpec) -> int:
+    outputs: torch.Tensor = network.eval()(given.example(2, dtype=torch.float64))
     return outputs.shape[1]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from feddumap.models import trainable
 from feddumap.pruning.curvature.lanczos import Product, check_finite, flat, hessian, loss_of
 from feddumap.training.samples import Samples
 
@@ -50,9 +51,12 @@ def fisher_spectrum(network: nn.Module, samples: Samples) -> np.ndarray:
     """
     count = len(samples)
     gram = torch.zeros(count, count, dtype=torch.float64)
-    for block in _blocks(list(network.parameters()), count):
+    for block in _blocks(list(trainable(network).values()), count):
         gradients = torch.stack(
-            [flat(torch.autograd.grad(loss_of(network, one), block)) for one in _singles(samples)]
+            [
+                flat(torch.autograd.grad(loss_of(network, one), block, materialize_grads=True))
+                for one in _singles(samples)
+            ]
         )
         gram += (gradients @ gradients.T).double()
     check_finite(gram.numpy())
@@ -60,7 +64,7 @@ def fisher_spectrum(network: nn.Module, samples: Samples) -> np.ndarray:
 
 
 def _singles(samples: Samples) -> list[Samples]:
-    return [Samples(samples.images[i : i + 1], samples.labels[i : i + 1]) for i in range(len(samples))]
+    return [samples[i : i + 1] for i in range(len(samples))]
 
 
 def _blocks(parameters: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
@@ -84,7 +88,7 @@ def lipschitz_constant(
     For a quadratic loss B is constant, so L = 0. The parameters of the network are modified and restored.
     """
     product = product or hessian(network, samples)
-    parameters = list(network.parameters())
+    parameters = list(trainable(network).values())
     start = [parameter.detach().clone() for parameter in parameters]
     step = flat([goal - origin for goal, origin in zip(target, start, strict=True)]) / SECANTS
     curvature, length = product(step), float(step.norm())
@@ -95,7 +99,8 @@ def lipschitz_constant(
         with torch.no_grad():
             for parameter, origin, goal in zip(parameters, start, target, strict=True):
                 parameter.copy_(torch.lerp(origin, goal, i / SECANTS))
-        gradients.append(flat(torch.autograd.grad(loss_of(network, samples), parameters)))
+        grads = torch.autograd.grad(loss_of(network, samples), parameters, materialize_grads=True)
+        gradients.append(flat(grads))
     with torch.no_grad():
         for parameter, origin in zip(parameters, start, strict=True):
             parameter.copy_(origin)

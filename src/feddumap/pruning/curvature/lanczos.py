@@ -29,7 +29,7 @@ class Spectrum(NamedTuple):
 
 def loss_of(network: nn.Module, samples: Samples) -> torch.Tensor:
     """Mean cross-entropy in eval mode, which does not change batch-norm statistics."""
-    return F.cross_entropy(network.eval()(to_input(samples.images)), samples.labels)
+    return F.cross_entropy(network.eval()(to_input(samples.inputs)), samples.targets)
 
 
 def flat(tensors: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor:
@@ -57,8 +57,8 @@ def hessian(model: Model | nn.Module, samples: Samples) -> Product:
     if isinstance(made, ChainModel):
         return made.hessian(samples)
     assert isinstance(made, TorchModel)
-    parameters = list(made.network.parameters())
-    grads = torch.autograd.grad(loss_of(made.network, samples), parameters, create_graph=True)
+    parameters = made.parameters
+    grads = made.derivatives(loss_of(made.network, samples), create_graph=True)
     sizes = [parameter.numel() for parameter in parameters]
 
     def product(vector: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,16 @@ def hessian(model: Model | nn.Module, samples: Samples) -> Product:
             part.view_as(parameter)
             for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)
         ]
-        return flat(torch.autograd.grad(grads, parameters, parts, retain_graph=True, materialize_grads=True))
+        used = [(grad, part) for grad, part in zip(grads, parts, strict=True) if grad.requires_grad]
+        return flat(
+            torch.autograd.grad(
+                [grad for grad, _ in used],
+                parameters,
+                [part for _, part in used],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+        )
 
     return product
 
