@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,11 @@ from torch import nn
 from feddumap import run as api
 from feddumap.core.algorithm import Census, Context, RoundView, epochs_over
 from feddumap.core.clock import PaperClock, Work
-from feddumap.core.messages import ServerState, Tensors
+from feddumap.core.messages import CIFAR_INPUT, ServerState, Tensors
 from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
-from feddumap.methods import feddf
-from feddumap.methods.feddf import cosine
+from feddumap.methods.feddf import cosine, ensemble_distillation
 from feddumap.methods.fedopt import adagrad, adam, fedopt, yogi
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import macs, parameter_names
@@ -44,13 +44,13 @@ def test_fedprox_pulls_to_the_model_received(kernels: Kernels) -> None:
     trained, plain, again = (make_model(shape, weights, kernels) for _ in range(3))
     with deterministic():
         for model, rule in ((trained, proximal(mu)), (plain, proximal(0.0))):
-            fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), rule, lr)
-        fit(again, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), lr)
+            fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT), rule, lr)
+        fit(again, batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT), sgd(), lr)
     assert digest(plain.weights()) == digest(again.weights())  # μ = 0 is FedAvg
 
     oracle = network(shape, weights).double()
     start = [parameter.detach().clone() for parameter in oracle.parameters()]
-    for inputs, labels in batches(samples(30), 2, 8, stream(1, "b"), augment=True):
+    for inputs, labels in batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT):
         pull = sum(((w - w0) ** 2).sum() for w, w0 in zip(oracle.parameters(), start, strict=True))
         loss = F.cross_entropy(oracle(inputs.double()), labels) + mu / 2 * pull
         grads = torch.autograd.grad(loss, list(oracle.parameters()))
@@ -174,7 +174,7 @@ def test_fedda_shares_its_momentum(home: object, method: str) -> None:
         for name, tensor in run.state.weights.items():
             torch.testing.assert_close(tensor.double(), w[name], rtol=1e-4, atol=2e-6)
     for record in run.records:  # twice the traffic both ways
-        assert record["bytes_down"] == record["bytes_up"] == 3 * 2 * 4 * 62_006
+        assert record["bytes_down"] == record["bytes_up"] == 3 * 2 * 4 * 15_626
 
 
 def test_mime_lite_steps_with_a_frozen_momentum(home: object) -> None:
@@ -194,8 +194,10 @@ def test_mime_lite_steps_with_a_frozen_momentum(home: object) -> None:
             )
             sizes.append(len(data))
             model = network(run.state.architecture, w).double()
-            images = data.images.permute(0, 3, 1, 2).double() / 255
-            grads = torch.autograd.grad(F.cross_entropy(model(images), data.labels), list(model.parameters()))
+            images = data.inputs.permute(0, 3, 1, 2).double() / 255
+            grads = torch.autograd.grad(
+                F.cross_entropy(model(images), data.targets), list(model.parameters())
+            )
             gradients.append(dict(zip(names, grads, strict=True)))
         w = averaged(sizes, models)
         mean = averaged(sizes, gradients)
@@ -205,7 +207,7 @@ def test_mime_lite_steps_with_a_frozen_momentum(home: object) -> None:
         for name, tensor in run.state.weights.items():
             torch.testing.assert_close(tensor.double(), w[name], rtol=1e-4, atol=2e-6)
     for record in run.records:
-        assert record["bytes_down"] == record["bytes_up"] == 3 * 2 * 4 * 62_006
+        assert record["bytes_down"] == record["bytes_up"] == 3 * 2 * 4 * 15_626
 
 
 @pytest.mark.parametrize("limit", [50, 2000])
@@ -234,14 +236,14 @@ def test_data_sharing_trains_on_the_union(home: object, limit: int) -> None:
     first, second = run.records
     assert first["samples"] == sum(len(run.split.device(device)) + given for device in chosen)
     # once, each of the six devices gets its images (3 × 32 × 32 bytes) and their labels
-    assert first["bytes_down"] - second["bytes_down"] == 6 * given * (3072 + 1)
-    assert first["bytes_up"] == second["bytes_up"] == 3 * 4 * 62_006
+    assert first["bytes_down"] - second["bytes_down"] == 6 * given * (256 + 1)
+    assert first["bytes_up"] == second["bytes_up"] == 3 * 4 * 15_626
     # the clock: as many times FedAvg's training as there are more samples
     own = sum(len(run.split.device(device)) for device in chosen)
-    link = 3 * 4 * 62_006 / 2**20 * (1 / 6.25 + 1 / 12.5)
+    link = 3 * 4 * 15_626 / 2**20 * (1 / 6.25 + 1 / 12.5)
     assert first["clock"] == pytest.approx(1.3 * first["samples"] / own + link)
     charged = api.train(small(method={**method, "transfer_on_clock": True}, train={"rounds": 2}))
-    transfer = 6 * given * (3072 + 1) / 2 / 2**20 * (1 / 6.25 + 1 / 12.5)
+    transfer = 6 * given * (256 + 1) / 2 / 2**20 * (1 / 6.25 + 1 / 12.5)
     for mine, record in zip(charged.records, run.records, strict=True):
         assert mine["clock"] == pytest.approx(record["clock"] + transfer)
 
@@ -275,7 +277,7 @@ def test_adam_equals_torchs_with_clipped_gradients() -> None:
     oracle = network(shape, weights).double()
 
     def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        shown = batches(samples(60), 2, 8, stream(1, "b"), augment=False)
+        shown = batches(samples(60), 2, 8, stream(1, "b"), augment=None)
         return [(inputs.double(), labels) for inputs, labels in shown]
 
     clip = 1.0
@@ -295,22 +297,23 @@ def test_adam_equals_torchs_with_clipped_gradients() -> None:
 
 def test_feddf_teaches_the_mean_what_the_models_say(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """One round in float64: uniform mean, mean of logits, KL, Adam with cosine, best on validation."""
+    feddf = import_module("feddumap.methods.feddf")
     monkeypatch.setattr(feddf, "CHECK_EVERY", 2)
     monkeypatch.setattr(feddf, "BATCH", 16)
     monkeypatch.setattr(feddf, "LEARNING_RATE", 0.01)
     run = api.start(small(method={"name": "feddf"}, train={"rounds": 1}))
-    run._algorithm = replace(run._algorithm, aggregate=feddf.ensemble_distillation(max_steps=12, patience=6))
+    run._algorithm = replace(run._algorithm, aggregate=ensemble_distillation(max_steps=12, patience=6))
     shape, start, chosen = run.state.architecture, run.state.weights, select(run.config, 0)
     models = [sgd_oracle(run, start, device, 0) for device in chosen]
     mean = {name: sum(model[name] for model in models) / len(models) for name in start}
     data = run.dataset
-    own = Samples.take(data.train_images, data.train_labels, run.split.server)
+    own = Samples.take(data.train_inputs, data.train_labels, run.split.server)
     order = stream(777, "distil-exam").permutation(len(own))
     exam, lessons = order[: round(len(own) / 10)], order[round(len(own) / 10) :]
 
     def outputs(weights: Tensors, indices: np.ndarray) -> torch.Tensor:
         with torch.no_grad():
-            images = own.images[indices].permute(0, 3, 1, 2).double() / 255
+            images = own.inputs[indices].permute(0, 3, 1, 2).double() / 255
             result: torch.Tensor = network(shape, weights).double()(images)
         return result
 
@@ -321,7 +324,7 @@ def test_feddf_teaches_the_mean_what_the_models_say(home: object, monkeypatch: p
 
     def grade() -> float:
         given = outputs(dict(student.state_dict()), exam).argmax(1)
-        return float((given == own.labels[exam]).double().mean())
+        return float((given == own.targets[exam]).double().mean())
 
     best, top, improved, steps = dict(mean), grade(), 0, 0
     for step in range(1, 13):
@@ -329,7 +332,7 @@ def test_feddf_teaches_the_mean_what_the_models_say(home: object, monkeypatch: p
             left = rng.permutation(len(lessons))
         batch, left = left[:16], left[16:]
         optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * (step - 1) / 12)) / 2
-        images = own.images[lessons[batch]].permute(0, 3, 1, 2).double() / 255
+        images = own.inputs[lessons[batch]].permute(0, 3, 1, 2).double() / 255
         p, q = F.softmax(teachers[batch], 1), F.log_softmax(student(images), 1)
         optimiser.zero_grad()
         ((p * (p.log() - q)).sum() / len(batch)).backward()
@@ -369,7 +372,7 @@ def test_hrank_removes_the_same_share_everywhere(home: object, rate: float) -> N
     next(rounds)
     full = run.state.architecture
     data = run.dataset
-    own = Samples.take(data.train_images, data.train_labels, run.split.server)
+    own = Samples.take(data.train_inputs, data.train_labels, run.split.server)
     with deterministic():
         model = make_model(full, run.state.weights, run.config.train.kernels)
         ranks = feature_ranks(model, prunable(full).layers, own, lambda *_: None)

@@ -1,4 +1,4 @@
-"""One table of all methods, and what must hold for each: a new recipe is tested by being entered."""
+"""One table of all methods, and what must hold for each: a new one is tested by being entered."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from feddumap.core.tensors import all_finite, digest
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.surveys import label_counts, output_bias_gradient
+from feddumap.engine import session
 from feddumap.engine.local import LocalCohort
 from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
@@ -121,14 +122,14 @@ class Meter(LocalCohort):
 def test_the_wire_is_counted_and_test_data_trains_nothing(
     home: object, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "LocalCohort", Meter)
+    monkeypatch.setattr(session, "LocalCohort", Meter)
     monkeypatch.setattr(Meter, "down", Counter(), raising=False)
     monkeypatch.setattr(Meter, "up", Counter(), raising=False)
     run = api.start(config_of(name))
     monkeypatch.setattr(Meter, "planned", staticmethod(run._algorithm.reply), raising=False)
     run.dataset = replace(run.dataset, test_labels=(run.dataset.test_labels + 1) % 10)
     run.run()
-    gift = 20 * min(run._algorithm.shared, len(run.split.server)) * 3073  # images given before round 0
+    gift = 20 * min(run._algorithm.shared, len(run.split.server)) * 257  # images given before round 0
     Meter.down[0] += gift
     assert [record["bytes_down"] for record in run.records] == [Meter.down[t] for t in range(run.rounds)]
     assert [record["bytes_up"] for record in run.records] == [Meter.up[t] for t in range(run.rounds)]
@@ -194,7 +195,7 @@ def test_no_more_is_sent_than_with_fedavg(home: object, name: str) -> None:
     wire = ("bytes_down", "bytes_up", "clock")
     sent, plain = ([[r[key] for key in wire] for r in whole(n)[0].records] for n in (name, "fedavg"))
     assert sent == plain
-    assert sent[0][:2] == [4 * 62_006 * 2] * 2  # LeNet to and from two devices
+    assert sent[0][:2] == [4 * 15_626 * 2] * 2  # LeNet to and from two devices
 
 
 @every
@@ -273,12 +274,12 @@ def test_the_gradient_tells_the_counts(classes: int, numbers: list[int]) -> None
 
 def test_the_gradient_is_that_of_a_network_with_a_zero_output_layer(home: object) -> None:
     run = api.start(small())
-    data = Samples.take(run.dataset.train_images, run.dataset.train_labels, run.split.device(0)[:30])
+    data = Samples.take(run.dataset.train_inputs, run.dataset.train_labels, run.split.device(0)[:30])
     model = network(run.state.architecture, run.state.weights).double()
     torch.nn.init.zeros_(model.fc3.weight)
     torch.nn.init.zeros_(model.fc3.bias)
-    F.cross_entropy(model(to_input(data.images).double()), data.labels).backward()
-    told = output_bias_gradient(data.labels.numpy(), 10)
+    F.cross_entropy(model(to_input(data.inputs).double()), data.targets).backward()
+    told = output_bias_gradient(data.targets.numpy(), 10)
     torch.testing.assert_close(told, model.fc3.bias.grad, rtol=0, atol=1e-12)
 
 

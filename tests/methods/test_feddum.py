@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from feddumap import run as api
 from feddumap.config import Config
 from feddumap.core.algorithm import RoundView, chain
-from feddumap.core.messages import ServerState, Tensors
+from feddumap.core.messages import CIFAR_INPUT, ServerState, Tensors
 from feddumap.core.rng import stream
 from feddumap.core.tensors import digest
+from feddumap.data.sources.formats import DIGITS_INPUT
 from feddumap.methods.feddu import dynamic, server_update
 from feddumap.methods.feddum import server_momentum
 from feddumap.models import architecture, initialise, network
@@ -70,7 +71,15 @@ def device_case() -> tuple[api.Run, Samples, float]:
 def test_a_device_averages_its_gradients_from_zero(home: object, beta: float, kernels: Kernels) -> None:
     run, data, lr = device_case()
     model = make_model(run.state.architecture, run.state.weights, kernels)
-    assert fit(model, batches(data, 2, 32, stream(1, "b"), augment=True), momentum(beta), lr) == 4
+    assert (
+        fit(
+            model,
+            batches(data, 2, 32, stream(1, "b"), augment=run.state.architecture.input),
+            momentum(beta),
+            lr,
+        )
+        == 4
+    )
     assert_near(model.weights(), descend(run, run.state.weights, data, stream(1, "b"), lr, beta).weights)
 
 
@@ -78,7 +87,7 @@ def test_a_device_averages_its_gradients_from_zero(home: object, beta: float, ke
 def test_the_first_step_is_not_that_of_torch(home: object, kernels: Kernels) -> None:
     """(1 − β') η g here; torch.optim.SGD with the same dampening takes η g."""
     run, data, lr = device_case()
-    (first,) = list(batches(data, 1, 50, stream(1, "b"), augment=False))
+    (first,) = list(batches(data, 1, 50, stream(1, "b"), augment=None))
     ours, plain = (make_model(run.state.architecture, run.state.weights, kernels) for _ in range(2))
     theirs = network(run.state.architecture, run.state.weights)
     fit(ours, [first], momentum(0.9), lr)
@@ -100,7 +109,7 @@ def test_without_momentum_a_device_does_plain_sgd_bit_for_bit(home: object, kern
     run, data, lr = device_case()
     models = [make_model(run.state.architecture, run.state.weights, kernels) for _ in range(2)]
     for model, rule in zip(models, (momentum(0.0), sgd()), strict=True):
-        fit(model, batches(data, 2, 8, stream(1, "b"), augment=True), rule, lr)
+        fit(model, batches(data, 2, 8, stream(1, "b"), augment=CIFAR_INPUT), rule, lr)
     assert digest(models[0].weights()) == digest(models[1].weights())
 
 
@@ -128,7 +137,7 @@ def test_how_the_momentum_begins(home: object) -> None:
 
 def normed(seed: int = 1) -> ServerState:
     """A state with batch norm."""
-    shape = architecture("tests.support.own_model:make", 10)
+    shape = architecture("tests.support.own_model:make", 10, DIGITS_INPUT)
     return ServerState(0, shape, initialise(shape, seed))
 
 

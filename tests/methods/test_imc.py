@@ -18,10 +18,12 @@ from torch import nn
 
 from feddumap import run as api
 from feddumap.config import Config
-from feddumap.core.messages import Answer, Broadcast, Question, ServerState, Tensors, Upload
+from feddumap.core.messages import CIFAR_INPUT, Answer, Broadcast, Question, ServerState, Tensors, Upload
 from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
+from feddumap.data.sources.formats import DIGITS_INPUT
+from feddumap.engine import session
 from feddumap.engine.local import LocalCohort
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, build, initialise
@@ -36,8 +38,8 @@ from feddumap.training.samples import batches
 from tests.conftest import both_kernels, small
 from tests.support.oracles import averaged, samples, taken, walk
 
-FULL = 62_006  # LeNet's parameters, all of which can be masked
-BITMAP = 57 + 1 + 300 + 2 + 6000 + 15 + 1260 + 11 + 105 + 2
+FULL = 15_626  # LeNet's parameters, all of which can be masked
+BITMAP = 19 + 1 + 300 + 2 + 240 + 15 + 1260 + 11 + 105 + 2
 """⌈n/8⌉ of LeNet's 450, 6, 2400, 16, 48000, 120, 10080, 84, 840 and 10."""
 
 
@@ -108,21 +110,21 @@ def test_convolutions_and_linear_layers_are_masked_and_batch_norm_never() -> Non
 
 
 def test_the_wire_of_a_masked_network_with_batch_norm() -> None:
-    """Convolutions of 600 + 8 and 864 + 12, a linear layer of 120 + 10; 8 channels of batch norm with two
+    """Convolutions of 200 + 8 and 864 + 12, a linear layer of 120 + 10; 8 channels of batch norm with two
     parameters and two statistics each, and a counter of eight bytes."""
-    shape = architecture("tests.support.own_model:make", 10)
+    shape = architecture("tests.support.own_model:make", 10, DIGITS_INPUT)
     names = maskable(shape, biases=True)
     start = ServerState(0, shape, initialise(shape, 1))
     state = apply_mask(start, magnitude_mask(start.weights, names, 0.75))
-    left, rest = 1614 - 1210, 4 * 4 * 8 + 8  # ⌊0.75 · 1614⌋ = 1210
-    bitmap = 75 + 1 + 108 + 2 + 15 + 2
+    left, rest = 1214 - 910, 4 * 4 * 8 + 8  # ⌊0.75 · 1214⌋ = 910
+    bitmap = 25 + 1 + 108 + 2 + 15 + 2
     message = Broadcast(0, shape, state.weights, 0.1, mask=state.mask)
     assert message.nbytes == 4 * left + rest + bitmap
     assert message.reply_nbytes == Upload(0, 0, 1, 1, state.weights).nbytes(state.mask) == 4 * left + rest
     assert sum(int((state.weights[name] != 0).sum()) for name in names) == left
     assert all(torch.equal(state.weights[n], t) for n, t in start.weights.items() if n not in names)
     more = replace(message, extra={"v/0.weight": state.weights["0.weight"]})  # comes along whole
-    assert (more.nbytes, more.reply_nbytes) == (message.nbytes + 2400, message.reply_nbytes + 2400)
+    assert (more.nbytes, more.reply_nbytes) == (message.nbytes + 800, message.reply_nbytes + 800)
 
 
 @pytest.mark.parametrize("base", ["fedavg", "feddu", "feddum"])
@@ -140,7 +142,7 @@ def test_masked_weights_stay_zero_and_the_others_move(home: object, base: str) -
         next(rounds)
         mask, after = run.state.mask, run.state.weights
         if number == 1:
-            assert sum(int((~kept).sum()) for kept in mask.values()) == gone == 24_802
+            assert sum(int((~kept).sum()) for kept in mask.values()) == gone == 6_250
             for name, kept in mask.items():
                 assert not bool((before[name][kept].abs() < values[gone - 1]).any())
                 assert not bool((before[name][~kept].abs() > values[gone - 1]).any())
@@ -155,7 +157,7 @@ def test_masked_weights_stay_zero_and_the_others_move(home: object, base: str) -
         before = after
         record = run.records[number]
         assert base == "fedavg" or record["alpha"] > 0.001  # the server trained too
-        assert (record["parameters"], record["macs"]) == (FULL - gone, 651_720)
+        assert (record["parameters"], record["macs"]) == (FULL - gone, 44_040)
         up, down = 4 * (FULL - gone), 4 * (FULL - gone) + BITMAP
         assert (record["bytes_down"], record["bytes_up"]) == (3 * down, 3 * up)
         spent = record["clock"] - run.records[number - 1]["clock"]
@@ -164,7 +166,7 @@ def test_masked_weights_stay_zero_and_the_others_move(home: object, base: str) -
     told = run.records[1]["pruning"]
     assert (told["rate"], told["nodes"]) == (0.4, [])
     assert told["parameters"] == {"before": FULL, "after": FULL - gone}
-    assert told["macs"] == {"before": 651_720, "after": 651_720}
+    assert told["macs"] == {"before": 44_040, "after": 44_040}
     assert {name: layer["kept"] for name, layer in told["layers"].items()} == {
         name: int(kept.sum()) for name, kept in mask.items()
     }
@@ -203,7 +205,7 @@ def test_a_mask_that_keeps_all_changes_no_bit(rule: UpdateRule, kernels: Kernels
     with deterministic():
         for used in (rule, masked(rule, everything), masked(rule, {}), masked(rule, some)):
             model = make_model(shape, weights, kernels)
-            fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=True), used, 0.05)
+            fit(model, batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT), used, 0.05)
             bits.append(digest(model.weights()))
     assert bits[0] == bits[1] == bits[2] != bits[3]
 
@@ -247,7 +249,7 @@ class Ear(LocalCohort):
 def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(rates, "STEPS", 6)
     monkeypatch.setattr(rates, "SAMPLES", 16)
-    monkeypatch.setattr(api, "LocalCohort", Ear)
+    monkeypatch.setattr(session, "LocalCohort", Ear)
     monkeypatch.setattr(Ear, "asked", [], raising=False)
     return Ear.asked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from importlib import import_module
 from math import floor
 from typing import Any
 
@@ -21,13 +22,14 @@ from feddumap.core.messages import Answer, Tensors
 from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
+from feddumap.data.sources.formats import DIGITS_INPUT
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.rounds import broadcast_of
 from feddumap.errors import FeddumapError
-from feddumap.methods import compose, prunefl
+from feddumap.methods import compose
 from feddumap.methods.prunefl import Search, adjustment, round_costs, unpacked
 from feddumap.models import architecture, initialise, network
 from feddumap.pruning.adjustment import Costs, adjust, adjustable_share, change_mask, weight_costs
@@ -39,10 +41,10 @@ from feddumap.training.samples import batches
 from tests.conftest import both_kernels, small
 from tests.support.oracles import averaged, samples, taken, walk
 
-FULL = 62_006  # LeNet's parameters
+FULL = 15_626  # LeNet's parameters
 SIZES = {f"{layer}.weight": size for layer, size in zip(
-    ("conv1", "conv2", "fc1", "fc2", "fc3"), (450, 2400, 48_000, 10_080, 840), strict=True)}  # fmt: skip
-BITMAP = 57 + 300 + 6000 + 1260 + 105  # ⌈n/8⌉ of these
+    ("conv1", "conv2", "fc1", "fc2", "fc3"), (150, 2400, 1920, 10_080, 840), strict=True)}  # fmt: skip
+BITMAP = 19 + 300 + 240 + 1260 + 105  # ⌈n/8⌉ of these
 
 
 def config(adjust_every: int = 2, first_passes: int = 20, rounds: int = 4, **keys: Any) -> Config:
@@ -124,16 +126,16 @@ def test_the_share_halves_in_ten_thousand_rounds() -> None:
 def test_costs_add_up_to_the_clock() -> None:
     """The whole network's T is a round of the paper's clock. A weight costs its share of training by its
     layer's multiply-adds, and its bytes' time."""
-    shape, clock = architecture("lenet", 10), PaperClock(1.3)
+    shape, clock = architecture("lenet", 10, DIGITS_INPUT), PaperClock(1.3)
     n = np.array([300, 200, 100])
     costs = weight_costs(shape, clock, [4, 1, 2], n)
     assert set(costs.weight) == set(SIZES)  # no bias
     send = 3 * 4 / 2**20 * (1 / 6.25 + 1 / 12.5)
-    # conv2's 2400 weights are used at 10 × 10 places, each of fc1's 48000 once
+    # conv2's 2400 weights are used at 2 × 2 places, each of fc1's 1920 once
     at = {name: costs.weight[name] - send for name in ("conv2.weight", "fc1.weight")}
-    assert at["conv2.weight"] == pytest.approx(100 * at["fc1.weight"])
+    assert at["conv2.weight"] == pytest.approx(4 * at["fc1.weight"])
     assert costs.weight["conv2.weight"] > costs.weight["fc1.weight"] > send
-    whole = clock.round([4, 1, 2], Work(651_720, 651_720, 4 * FULL, 4 * FULL, n, n)).seconds
+    whole = clock.round([4, 1, 2], Work(44_040, 44_040, 4 * FULL, 4 * FULL, n, n)).seconds
     weights = sum(costs.weight[name] * size for name, size in SIZES.items())
     assert costs.fixed + weights == pytest.approx(whole)
 
@@ -226,7 +228,7 @@ def test_a_run(home: object, base: str) -> None:
             if base == "feddum":
                 assert not bool(run.state.steps[f"1/momentum/{name}"][~kept].any())
         left = FULL - sum(int((~kept).sum()) for kept in mask.values())
-        assert (record["parameters"], record["macs"]) == (left, 651_720)
+        assert (record["parameters"], record["macs"]) == (left, 44_040)
         assert left < FULL
         first = 4 * FULL if number == 0 else 0  # to the first device, and back with the mask, a bit a weight
         assert record["bytes_down"] == 3 * (4 * left + BITMAP) + first
@@ -313,7 +315,7 @@ def test_the_search_ends_after_five_calm_changes(
         return Score(round(1e4 * accuracies[min(seen["looks"], len(accuracies)) - 1]), 0.0, 10_000)
 
     for name, fake in (("fit", fit), ("adjust", density), ("score", score)):
-        monkeypatch.setattr(prunefl, name, fake)
+        monkeypatch.setattr(import_module("feddumap.methods.prunefl"), name, fake)
     mask, _ = lenet_search().run(limit, stream(1, "a"))
     assert seen == {"looks": looks, "adjusted": adjusted}
     left = {8: 0.39, 3: 0.5, 0: 1.0}[adjusted]
@@ -331,7 +333,7 @@ def test_what_the_search_trains(monkeypatch: pytest.MonkeyPatch, kernels: Kernel
         return half
 
     for name, fake in (("adjust", spy), ("score", lambda *_: Score(1, 0.0, 1)), ("EVERY", 10)):
-        monkeypatch.setattr(prunefl, name, fake)
+        monkeypatch.setattr(import_module("feddumap.methods.prunefl"), name, fake)
     search, rng = lenet_search(kernels), stream(1, "b")
     model = network(architecture("lenet", 10), search.model.weights()).double()
     with deterministic():
@@ -340,7 +342,7 @@ def test_what_the_search_trains(monkeypatch: pytest.MonkeyPatch, kernels: Kernel
     left = torch.zeros(())
     for got in seen:
         squares = {name: torch.zeros_like(parameter.data) for name, parameter in named.items()}
-        for inputs, labels in batches(search.samples, 10, 20, rng, augment=False):
+        for inputs, labels in batches(search.samples, 10, 20, rng, augment=None):
             grads = torch.autograd.grad(F.cross_entropy(model(inputs.double()), labels), list(named.values()))
             for (name, parameter), grad in zip(named.items(), grads, strict=True):
                 squares[name] += grad**2

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from feddumap.core.algorithm import Algorithm, with_shared
 from feddumap.methods.fedavg import fedavg
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.methods.settings import Transfer
 
 
@@ -19,7 +19,7 @@ class Sharing(Transfer):
     ] = 2000
 
 
-@recipe("data-sharing")
+@method("data-sharing")
 def data_sharing(settings: Sharing) -> Algorithm:
     """Each device is given some of the server's data before the first round (Zhao et al.)."""
     limit = settings.shared_samples

@@ -7,7 +7,7 @@ server:  w ← Σ n_k w_k / Σ n_k
 from __future__ import annotations
 
 from feddumap.core.algorithm import Algorithm, Local
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.training.optimizers import UpdateRule, sgd
 
 
@@ -17,7 +17,7 @@ def train_with(rule: UpdateRule) -> Local:
     return lambda task, samples: task.plan(task.model(), samples, rule)
 
 
-@recipe("fedavg")
+@method("fedavg")
 def fedavg() -> Algorithm:
     """Federated averaging: devices train with SGD, the server takes the weighted mean (McMahan et al.)."""
     return Algorithm(local=train_with(sgd()))

@@ -14,7 +14,7 @@ from feddumap.core.algorithm import Algorithm, Local, Metrics, Plan, RoundView, 
 from feddumap.core.messages import Tensors, Upload
 from feddumap.device.task import Task
 from feddumap.methods.feddu import DynamicUpdate, ServerTrainer, dynamic, server_update
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.methods.server_state import sending, zeros
 from feddumap.methods.server_training import train_copy
 from feddumap.methods.settings import SharedMomentum
@@ -64,14 +64,14 @@ def momentum_trainer(beta: float) -> ServerTrainer:
     return train
 
 
-@recipe("fedda")
+@method("fedda")
 def fedda(settings: SharedMomentum) -> Algorithm:
     """Momentum that server and devices share, sent both ways (Jin et al.)."""
     local = train_with_shared_momentum(settings.momentum)
     return Algorithm(local=local, server=keep_momentum(), send=sending("v/"))
 
 
-@recipe("feddu-da")
+@method("feddu-da")
 def feddu_da(update: DynamicUpdate, settings: SharedMomentum) -> Algorithm:
     """FedDU with FedDA's shared momentum."""
     # the server's copy trains with momentum from v, and w and v both go the share α of the way

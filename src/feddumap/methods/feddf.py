@@ -24,13 +24,13 @@ from feddumap.core.messages import Tensors, Upload
 from feddumap.core.rng import stream
 from feddumap.core.tensors import weighted_mean
 from feddumap.methods.fedavg import fedavg
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.training.backends import make_model
 from feddumap.training.evaluation import chunks, score
 from feddumap.training.loop import fit
 from feddumap.training.model import Model
 from feddumap.training.optimizers import adam
-from feddumap.training.samples import Batch, Epoch, ImageSource, Samples
+from feddumap.training.samples import Batch, Epoch, InputSource, Samples
 
 VALIDATION = 0.1
 BATCH = 128
@@ -91,15 +91,15 @@ def split(view: RoundView) -> tuple[Samples, Samples]:
     cut = max(1, round(VALIDATION * len(server)))
     validation, transfer = order[:cut], order[cut:]
     return (
-        Samples(server.images[transfer], server.labels[transfer]),
-        Samples(server.images[validation], server.labels[validation]),
+        server[transfer],
+        server[validation],
     )
 
 
 def logits(weights: Tensors, samples: Samples, view: RoundView) -> torch.Tensor:
     """A received model's outputs, in eval mode."""
     model = make_model(view.state.architecture, weights, view.context.config.train.kernels)
-    return torch.cat([model.outputs(samples.images[a:b]) for a, b in chunks(len(samples))])
+    return torch.cat([model.outputs(samples.inputs[a:b]) for a, b in chunks(len(samples))])
 
 
 def kl_divergence(student: torch.Tensor, teachers: torch.Tensor) -> torch.Tensor:
@@ -140,13 +140,13 @@ class Student:
                 return
 
     def _epochs(self, rng: np.random.Generator) -> Iterator[Batch]:
-        pictures = ImageSource(self._transfer.images)
+        source = InputSource(self._transfer.inputs)
         while True:
             order = rng.permutation(len(self._transfer))
-            yield from Epoch(pictures, order, self._targets[torch.from_numpy(order)], BATCH).batches()
+            yield from Epoch(source, order, self._targets[torch.from_numpy(order)], BATCH).batches()
 
 
-@recipe("feddf")
+@method("feddf")
 def feddf(settings: Distillation) -> Algorithm:
     """The devices' models together teach their mean, on the server's images (Lin et al.)."""
     steps, patience = BUDGETS[settings.budget]

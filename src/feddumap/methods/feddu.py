@@ -24,7 +24,7 @@ from feddumap.core.rng import stream
 from feddumap.data.label_mix import divergence
 from feddumap.errors import FeddumapError
 from feddumap.methods.fedavg import fedavg
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.methods.server_training import server_steps, train_copy
 from feddumap.methods.settings import LabelMix
 from feddumap.training.evaluation import Score, score_weights
@@ -103,7 +103,7 @@ def dynamic(c: float, decay: float | Literal["held-out"], weight: AccuracyWeight
         assert labels is not None
         everyone = labels.sum(axis=0)
         chosen = labels[[receipt.device for receipt in view.receipts]].sum(axis=0)
-        own = np.bincount(server.labels.numpy(), minlength=len(everyone))
+        own = np.bincount(server.targets.numpy(), minlength=len(everyone))
         degree_devices = float(divergence(chosen, everyone))
         degree_server = float(divergence(own, everyone))
         samples = sum(receipt.samples for receipt in view.receipts)
@@ -213,8 +213,8 @@ def divide(server: Samples, seed: int, hold_out: bool) -> tuple[Samples, Samples
     cut = max(1, round(HELD_OUT * len(server)))
     held, kept = order[:cut].sort().values, order[cut:].sort().values
     return (
-        Samples(server.images[kept], server.labels[kept]),
-        Samples(server.images[held], server.labels[held]),
+        server[kept],
+        server[held],
     )
 
 
@@ -228,7 +228,7 @@ def exploded(before: float, after: float, classes: int) -> bool:
     return not math.isfinite(after) or after > 2 * max(before, math.log(classes))
 
 
-@recipe("feddu")
+@method("feddu")
 def feddu(update: DynamicUpdate) -> Algorithm:
     """Dynamic update: the server also trains on its data and goes part of the way, adaptively."""
     rule = dynamic(update.c, update.decay, update.accuracy_weight)
@@ -236,7 +236,7 @@ def feddu(update: DynamicUpdate) -> Algorithm:
     return replace(fedavg(), server=server, labels=update.label_mix, server_data=True)
 
 
-@recipe("feddu-s")
+@method("feddu-s")
 def feddu_s(update: StaticUpdate) -> Algorithm:
     """FedDU with a fixed number of effective server steps."""
     return replace(fedavg(), server=server_update(static(update.effective_steps)), server_data=True)

@@ -18,7 +18,7 @@ from feddumap.core.algorithm import Algorithm, Local, Metrics, RoundView, Server
 from feddumap.core.messages import ServerState, Tensors
 from feddumap.methods.fedavg import fedavg, train_with
 from feddumap.methods.feddu import DynamicUpdate, feddu
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.methods.server_state import zeros
 from feddumap.methods.settings import Base, Beta
 from feddumap.models.cost import parameter_names
@@ -85,31 +85,31 @@ def with_device_momentum(base: Algorithm, settings: DeviceMomentum) -> Algorithm
     return replace(base, local=restarted_momentum(settings.device_momentum))
 
 
-@recipe("feddu-sm")
+@method("feddu-sm")
 def feddu_sm(update: DynamicUpdate, server: ServerMomentum) -> Algorithm:
     """FedDU with momentum on the server only."""
     return with_server_momentum(feddu(update), server)
 
 
-@recipe("feddu-dm")
+@method("feddu-dm")
 def feddu_dm(update: DynamicUpdate, device: DeviceMomentum) -> Algorithm:
     """FedDU with restarted momentum on the devices only."""
     return with_device_momentum(feddu(update), device)
 
 
-@recipe("feddum")
+@method("feddum")
 def feddum(update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum) -> Algorithm:
     """FedDU with momentum on devices and server, none of which is sent."""
     return with_server_momentum(feddu_dm(update, device), server)
 
 
-@recipe("server-momentum")
+@method("server-momentum")
 def only_server_momentum(server: ServerMomentum) -> Algorithm:
     """FedAvg with momentum on the server."""
     return with_server_momentum(fedavg(), server)
 
 
-@recipe("device-momentum")
+@method("device-momentum")
 def only_device_momentum(device: DeviceMomentum) -> Algorithm:
     """FedAvg with momentum on the devices, restarted in each round."""
     return with_device_momentum(fedavg(), device)

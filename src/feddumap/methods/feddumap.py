@@ -6,10 +6,10 @@ from feddumap.core.algorithm import Algorithm
 from feddumap.methods.fedap import Pruning, pruned
 from feddumap.methods.feddu import DynamicUpdate
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, feddum
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 
 
-@recipe("feddumap")
+@method("feddumap")
 def feddumap(
     update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, pruning: Pruning
 ) -> Algorithm:

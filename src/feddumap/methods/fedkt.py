@@ -27,7 +27,7 @@ from feddumap.core.messages import Architecture, Tensors, Upload
 from feddumap.core.rng import stream
 from feddumap.core.tensors import weighted_mean
 from feddumap.device.task import Task
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.methods.settings import Transfer
 from feddumap.models import initialise
 from feddumap.training.backends import make_model
@@ -85,7 +85,8 @@ class Training:
         size, rule, rate = self._hyperparameters(lr, config)
         placed = samples.to(config.run.device)
         epochs = self.epochs_of(config)
-        data = batches(placed, epochs, size, rng, augment=config.data.augment, shift=shift)
+        augment = architecture.input if config.data.augment else None
+        data = batches(placed, epochs, size, rng, augment=augment, shift=shift)
         return model, fit(model, data, rule, rate)
 
     def _hyperparameters(self, lr: float, config: Config) -> tuple[int, UpdateRule, float]:
@@ -127,7 +128,7 @@ def train_students(partitions: int, subsets: int, training: Training) -> Local:
     weights, the others as `student/i/…`."""
 
     def local(task: Task, samples: Samples) -> Upload:
-        public = task.holdings.shared(task.device, ALL_IMAGES).images
+        public = task.holdings.shared(task.device, ALL_IMAGES).inputs
         shape, lr = task.broadcast.architecture, task.broadcast.lr
         start = (shape, task.broadcast.weights)
         students: list[Tensors] = []
@@ -137,7 +138,7 @@ def train_students(partitions: int, subsets: int, training: Training) -> Local:
             predicted = []
             for j, part in enumerate(torch.tensor_split(order, subsets)):
                 if len(part):  # a device with fewer images than subsets has fewer teachers
-                    own = Samples(samples.images[part], samples.labels[part])
+                    own = samples[part]
                     rng = task.rng(f"teacher-{i}-{j}")
                     teacher, steps = training.train(start, own, lr, task.config, rng, task.shift(own))
                     total += steps
@@ -193,18 +194,18 @@ def consistent_voting(partitions: int, training: Training) -> Aggregate:
             for upload in uploads:
                 students = students_of(upload, partitions)
                 networks = (make_model(shape, student, config.train.kernels) for student in students)
-                add_votes(votes, [predictions(network, server.images) for network in networks])
+                add_votes(votes, [predictions(network, server.inputs) for network in networks])
                 for student in students:
                     yield upload.samples, student
 
         mean = weighted_mean(models())
         labels = votes.argmax(axis=1)
         rng = stream(config.run.seed, "elected", view.state.round)
-        voted = Samples(server.images, torch.from_numpy(labels))
+        voted = Samples(server.inputs, torch.from_numpy(labels))
         view.context.progress("final model", 0, 1)
         model, _ = training.train((shape, mean), voted, view.lr, config, rng)
         report = {
-            "vote_accuracy": float((labels == server.labels.numpy()).mean()),
+            "vote_accuracy": float((labels == server.targets.numpy()).mean()),
             "unelected": int((votes.sum(axis=1) == 0).sum()),
         }
         return Merged(model.weights(), metrics=report)
@@ -237,13 +238,13 @@ def knowledge_transfer(keys: Voting, training: Training) -> Algorithm:
     )
 
 
-@recipe("fedkt")
+@method("fedkt")
 def fedkt(voting: Voting, settings: OneShot) -> Algorithm:
     """In a single round, devices' teachers and then their students vote on labels to learn (Li et al.)."""
     return replace(knowledge_transfer(voting, Training(settings.vote_epochs)), one_shot=True)
 
 
-@recipe("fedkt-iter")
+@method("fedkt-iter")
 def fedkt_iter(voting: Voting) -> Algorithm:
     """FedKT's votes in every round, on models that go on from the global one."""
     return knowledge_transfer(voting, Training())

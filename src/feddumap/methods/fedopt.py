@@ -19,7 +19,7 @@ from pydantic import Field
 from feddumap.core.algorithm import Algorithm, Metrics, RoundView, ServerStep
 from feddumap.core.messages import ServerState, Tensors
 from feddumap.methods.fedavg import fedavg
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.methods.settings import Beta
 from feddumap.models.cost import parameter_names
 
@@ -84,19 +84,19 @@ def optimised(second_moment: SecondMoment, keys: FedOpt) -> Algorithm:
     return replace(fedavg(), server=server)
 
 
-@recipe("fedadagrad")
+@method("fedadagrad")
 def fedadagrad(settings: FedOpt) -> Algorithm:
     """Adagrad on the server (Reddi et al.)."""
     return optimised(adagrad, settings)
 
 
-@recipe("fedadam")
+@method("fedadam")
 def fedadam(settings: FedOpt) -> Algorithm:
     """Adam on the server (Reddi et al.)."""
     return optimised(adam, settings)
 
 
-@recipe("fedyogi")
+@method("fedyogi")
 def fedyogi(settings: FedOpt) -> Algorithm:
     """Yogi on the server (Reddi et al.)."""
     return optimised(yogi, settings)

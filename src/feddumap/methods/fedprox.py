@@ -11,7 +11,7 @@ from pydantic import Field
 
 from feddumap.core.algorithm import Algorithm
 from feddumap.methods.fedavg import train_with
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.training.optimizers import proximal
 
 
@@ -21,7 +21,7 @@ class Proximal(Settings):
     )
 
 
-@recipe("fedprox")
+@method("fedprox")
 def fedprox(settings: Proximal) -> Algorithm:
     """FedAvg whose devices are pulled back to the global model (Li et al.)."""
     return Algorithm(local=train_with(proximal(settings.mu)))

@@ -13,7 +13,7 @@ from feddumap.core.algorithm import Algorithm, Merged, RoundView
 from feddumap.core.messages import Upload
 from feddumap.core.tensors import weighted_mean
 from feddumap.methods.fedavg import fedavg
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.methods.server_training import train_copy
 
 
@@ -26,7 +26,7 @@ def mean_with_server(uploads: Iterable[Upload], view: RoundView) -> Merged:
     return Merged(weighted_mean(chain(devices, own)))
 
 
-@recipe("hybrid-fl")
+@method("hybrid-fl")
 def hybrid_fl() -> Algorithm:
     """The server trains on its data like a device and joins the average."""
     return replace(fedavg(), aggregate=mean_with_server, server_data=True)

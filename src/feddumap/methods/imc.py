@@ -15,7 +15,7 @@ from feddumap.core.messages import ServerState
 from feddumap.methods.fedap import global_rate, with_rate_inputs
 from feddumap.methods.feddu import DynamicUpdate
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, pruned_method
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.methods.settings import Base, Rates
 from feddumap.pruning.global_rate import GlobalRate
 from feddumap.pruning.masks import apply_mask, changes, magnitude_mask, maskable
@@ -39,7 +39,7 @@ def by_magnitude(rate: GlobalRate) -> Reshape:
     return reshape
 
 
-@recipe("imc")
+@method("imc")
 def imc(
     base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Magnitude
 ) -> Algorithm:

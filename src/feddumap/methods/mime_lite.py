@@ -11,7 +11,7 @@ from dataclasses import replace
 from feddumap.core.algorithm import Algorithm, Local, Metrics, Plan, RoundView, ServerStep
 from feddumap.core.messages import Tensors, Upload
 from feddumap.device.task import Task
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.methods.server_state import sending, zeros
 from feddumap.methods.settings import SharedMomentum
 from feddumap.training.loop import full_gradient
@@ -51,7 +51,7 @@ def update_momentum(beta: float) -> ServerStep:
     return ServerStep(lambda state: zeros(state, "s/"), apply)
 
 
-@recipe("mime-lite")
+@method("mime-lite")
 def mime_lite(settings: SharedMomentum) -> Algorithm:
     """Devices step with the server's frozen momentum and send a full gradient (Karimireddy et al.)."""
     return Algorithm(

@@ -36,7 +36,7 @@ from feddumap.device.task import Task
 from feddumap.errors import FeddumapError
 from feddumap.methods.feddu import DynamicUpdate
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, pruned_method
-from feddumap.methods.registry import Settings, recipe
+from feddumap.methods.registry import Settings, method
 from feddumap.methods.settings import Base
 from feddumap.models.cost import parameters
 from feddumap.pruning.adjustment import SHARE, Costs, adjust, adjustable_share, change_mask, weight_costs
@@ -171,7 +171,7 @@ def first_mask(question: Question, task: Task) -> Answer:
     costs = Costs(settings["fixed"], settings["weight"])
     samples = task.holdings.samples(task.device)
     chosen = task.rng("first-mask").permutation(len(samples))[:SAMPLES]
-    some = Samples(samples.images[chosen], samples.labels[chosen])
+    some = samples[chosen]
     shape = task.broadcast.architecture
     # on the CPU, whatever run.device is
     model = make_model(shape, task.broadcast.weights, task.config.train.kernels)
@@ -226,7 +226,7 @@ class Search:
                 square = to_cpu(grad).double().square()
                 squares[name] = squares[name] + square if name in squares else square
 
-        data = batches(self.samples, LOOK, BATCH, rng, augment=False, shift=self.shift)
+        data = batches(self.samples, LOOK, BATCH, rng, augment=None, shift=self.shift)
         fit(self.model, data, with_gradient_hook(masked(sgd(), mask), see), LEARNING_RATE)
         if not all_finite(squares):
             raise FeddumapError(
@@ -266,7 +266,7 @@ def _under(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-@recipe("prunefl")
+@method("prunefl")
 def prunefl(
     base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Adjusted
 ) -> Algorithm:

@@ -15,7 +15,7 @@ import torch
 from feddumap.core.algorithm import Algorithm, Local, Metrics, Plan, RoundView, ServerStep
 from feddumap.core.messages import Tensors, Upload
 from feddumap.device.task import Task
-from feddumap.methods.registry import recipe
+from feddumap.methods.registry import method
 from feddumap.methods.server_state import sending, zeros
 from feddumap.training.optimizers import corrected
 from feddumap.training.samples import Samples
@@ -62,7 +62,7 @@ def update_control() -> ServerStep:
     return ServerStep(lambda state: zeros(state, "c/"), apply)
 
 
-@recipe("scaffold")
+@method("scaffold")
 def scaffold() -> Algorithm:
     """Devices' gradients are corrected by control variates that they keep (Karimireddy et al.)."""
     return Algorithm(local=train_controlled(), server=update_control(), send=sending("c/"))

@@ -33,8 +33,9 @@ def train_copy(
     rng = stream(config.run.seed, "server-batches", view.state.round)
     placed = samples.to(config.run.device)
     train = config.train
-    shift = label_shift(placed.labels, view.state.architecture.classes, train.calibration)
-    data = batches(placed, train.epochs, train.batch, rng, augment=config.data.augment, shift=shift)
+    shift = label_shift(placed.targets, view.state.architecture.classes, train.calibration)
+    augment = view.state.architecture.input if config.data.augment else None
+    data = batches(placed, train.epochs, train.batch, rng, augment=augment, shift=shift)
     total = server_steps(len(samples), train.epochs, train.batch)
     reported = report_progress(data, total, view.context.progress)
     fit(model, reported, masked(rule or sgd(), view.state.mask), view.lr)

@@ -49,10 +49,17 @@ class Rates(LabelMix):
         return self
 
 
-class Coupled(Settings):
+class Cuts(Settings):
+    units: Annotated[
+        Literal["filters", "all"],
+        Field(description="what is removed: filters of convolutions, or hidden units of linear layers too"),
+    ] = "filters"
     coupled: Annotated[
-        bool, Field(description="also prune convolutions that share channels through residual sums")
+        bool, Field(description="also prune layers that share channels through residual sums")
     ] = False
+    keep: list[str] = Field(
+        default=[], description="names of layers that are not pruned, as patterns such as 'head.*'"
+    )
 
 
 class Base(Settings):
