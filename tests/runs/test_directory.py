@@ -189,7 +189,7 @@ SETTINGS = [
     "model.name=lenet",
     "train.rounds=5",
     "train.cohort=3",
-    "train.epochs=4",
+    "train.epochs=30",
     "train.batch=8",
     "train.lr=0.05",
 ]

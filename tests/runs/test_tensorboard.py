@@ -19,7 +19,7 @@ from feddumap import run as api
 from feddumap.cli import main as cli
 from feddumap.errors import FeddumapError
 from feddumap.runs.reader import read_config, read_records
-from feddumap.runs.tensorboard import Events
+from feddumap.runs.trackers.tensorboard import Events
 from feddumap.sweep import grid
 from tests.conftest import small
 

@@ -133,8 +133,18 @@ class Fleet:
         return float((nbytes / self.down[np.asarray(devices, dtype=np.int64)]).max(initial=0.0))
 
 
+def resolve(config: ClockConfig, family: str) -> ClockConfig:
+    """The keys with the profile that is meant where none is given: the paper's where its seconds of training
+    are known, else the general one."""
+    if config.profile is not None:
+        return config
+    known = config.train_seconds is not None or family in TRAIN_SECONDS
+    return config.model_copy(update={"profile": "paper" if known else "general"})
+
+
 def build(config: ClockConfig, family: str, devices: int, seed: int) -> Clock:
     """The clock of a run."""
+    config = resolve(config, family)
     unused = ("train_seconds",) if config.profile == "general" else ("fleet", "deadline")
     for key in unused:
         if getattr(config, key) is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -12,9 +13,97 @@ Tensors = dict[str, torch.Tensor]
 """Named tensors: weights, momentum, masks. Parameter-shaped ones carry the parameter's name."""
 
 
+Kind = Literal["image", "numbers", "tokens"]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One sample of a data set, as it is stored and as a network receives it.
+
+    | kind | stored as | the network receives |
+    |---|---|---|
+    | image | uint8 [h, w, c] | float32 [c, h, w] in [0, 1], normalised by `mean` and `std` if given |
+    | numbers | float32 of any `shape` | the same |
+    | tokens | int64 [length], from 0 to `vocabulary` - 1 | the same |
+
+    `shape` is what the network receives, without the batch. While training, an image is shifted by up to
+    `crop` pixels and, with `flip`, mirrored with probability 1/2.
+
+    >>> grey = InputSpec("image", (1, 28, 28), crop=3)
+    >>> grey.stored_shape, grey.dtype, grey.example(2).shape
+    ((28, 28, 1), 'uint8', torch.Size([2, 1, 28, 28]))
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    crop: int = 0
+    flip: bool = False
+    vocabulary: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """The type of the stored numbers."""
+        return {"image": "uint8", "numbers": "float32", "tokens": "int64"}[self.kind]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of a stored sample: an image has its channels last."""
+        return (*self.shape[1:], self.shape[0]) if self.kind == "image" else self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a stored sample."""
+        return math.prod(self.shape) * {"image": 1, "numbers": 4, "tokens": 8}[self.kind]
+
+    def example(self, batch: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A batch of zeros in the form that the network receives; floats are of type `dtype`."""
+        return torch.zeros(batch, *self.shape, dtype=torch.int64 if self.kind == "tokens" else dtype)
+
+    def random(self, batch: int, generator: torch.Generator) -> torch.Tensor:
+        """A random batch in the form that the network receives."""
+        if self.kind == "tokens":
+            return torch.randint(0, self.vocabulary, (batch, *self.shape), generator=generator)
+        draw = torch.rand if self.kind == "image" else torch.randn
+        return draw(batch, *self.shape, generator=generator)
+
+    def describe(self) -> str:
+        """For tables and errors: `image 3×32×32`, `numbers 13`, `tokens 64 of 257`."""
+        size = "×".join(map(str, self.shape))
+        return f"{self.kind} {size}" + (f" of {self.vocabulary}" if self.kind == "tokens" else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> InputSpec:
+        """Read `to_json`'s result back; anything else is a ValueError."""
+        known = {field.name for field in fields(InputSpec)}
+        if value.get("kind") not in get_args(Kind) or not value.keys() <= known:
+            raise ValueError(f"an input of the kind {value.get('kind')!r}")
+        tuples = {key: tuple(value.get(key, ())) for key in ("shape", "mean", "std")}
+        whole = all(type(size) is int and 0 < size < 2**31 for size in tuples["shape"])
+        counts = all(
+            type(value.get(key, 0)) is int and value.get(key, 0) >= 0 for key in ("crop", "vocabulary")
+        )
+        normal = all(isinstance(number, int | float) for key in ("mean", "std") for number in tuples[key])
+        if not (whole and counts and normal and isinstance(value.get("flip", False), bool)):
+            raise ValueError("an input whose sizes are not positive integers")
+        if not tuples["shape"] or (value["kind"] == "image" and len(tuples["shape"]) != 3):
+            raise ValueError(f"an input of the shape {tuples['shape']}")
+        return InputSpec(**{**value, **tuples})
+
+
+CIFAR_INPUT = InputSpec("image", (3, 32, 32), crop=4, flip=True)
+"""The images of the paper's data sets."""
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """A network as data: family, number of classes and output channels of each convolution.
+    """A network as data: family, number of classes, width of each 2-d convolution and of each other layer
+    that has been narrowed (`channels`), its input, the keyword arguments of its factory (`settings`), and the
+    SHA-256 of its frozen tensors (`frozen`), which are then no part of its weights.
 
     Devices, checkpoints, cost counts and exports rebuild the network from it.
     """
@@ -22,18 +111,49 @@ class Architecture:
     family: str
     classes: int
     channels: tuple[tuple[str, int], ...]
+    input: InputSpec = CIFAR_INPUT
+    settings: tuple[tuple[str, Any], ...] = ()
+    frozen: str = ""
 
     @property
     def widths(self) -> dict[str, int]:
         return dict(self.channels)
 
     def to_json(self) -> dict[str, Any]:
-        return {"family": self.family, "classes": self.classes, "channels": dict(self.channels)}
+        return {
+            "family": self.family,
+            "classes": self.classes,
+            "channels": dict(self.channels),
+            "input": self.input.to_json(),
+            "settings": {key: _plain(value) for key, value in self.settings},
+            **({"frozen": self.frozen} if self.frozen else {}),
+        }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Architecture:
+        """Read `to_json`'s result back; what older versions did not write has its default."""
         channels = tuple((str(name), int(width)) for name, width in value["channels"].items())
-        return Architecture(str(value["family"]), int(value["classes"]), channels)
+        given = InputSpec.from_json(value["input"]) if "input" in value else CIFAR_INPUT
+        settings = frozen_settings(value.get("settings", {}))
+        frozen = str(value.get("frozen", ""))
+        return Architecture(str(value["family"]), int(value["classes"]), channels, given, settings, frozen)
+
+
+def frozen_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Keyword arguments as a hashable value: lists become tuples.
+
+    >>> frozen_settings({"widths": [8, 16], "dropout": 0.1})
+    (('dropout', 0.1), ('widths', (8, 16)))
+    """
+
+    def freeze(value: Any) -> Any:
+        return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
+
+    return tuple(sorted((str(key), freeze(value)) for key, value in settings.items()))
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def sent_bytes(tensors: Tensors, mask: Mapping[str, torch.Tensor] | None = None) -> int:

@@ -6,6 +6,8 @@ of workers nor on where a run was interrupted, and nothing about randomness is e
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,6 +27,15 @@ def stream(seed: int, *name: str | int) -> np.random.Generator:
 def torch_stream(seed: int, *name: str | int) -> torch.Generator:
     """The same for torch's samplers, on the CPU."""
     return torch.Generator().manual_seed(_key(seed, name) & (2**63 - 1))
+
+
+@contextmanager
+def layer_noise(seed: int, *name: str | int) -> Iterator[None]:
+    """A context for layers that draw from torch's global generator (dropout): it starts as the stream called
+    `name`, on the CPU, and is as it was before afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_key(seed, name) & (2**63 - 1))
+        yield
 
 
 def _key(seed: int, name: tuple[str | int, ...]) -> int:

@@ -1,13 +1,18 @@
 """A fork server: imports torch once, then forks worker processes on request.
 
 Importing torch takes seconds, a fork milliseconds. The fork server has one thread and computes nothing, so
-its forks are clean; forks of this process would not be, as it may have threads and autograd refuses to run in
-a fork of a process that has used it. A command may fork the server from itself before it has done anything
-(`prepare`); otherwise the server is started from scratch.
+its forks are clean. A command may fork the server from itself before it has done anything (`prepare`);
+otherwise the server is started from scratch.
+
+A run whose network, method or data is an object of this process needs a server that knows the object: it is
+forked from this process when training starts, and keeps nothing else of it. That works on a CPU, also with
+other threads (a notebook's) and after training; whether it does here is tried first, since it does not where
+CUDA is in use.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -15,13 +20,16 @@ import struct
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 REQUEST, REPLY = struct.Struct("!cq"), struct.Struct("!q")
 FORK, WAIT = b"f", b"w"
 MAX_FDS = 200
+TRIAL_SECONDS = 30
 
 
 class ForkServerDiedError(Exception):
@@ -31,12 +39,15 @@ class ForkServerDiedError(Exception):
 class ForkServer:
     """A handle of the fork server process, which exits with the process that started it."""
 
-    def __init__(self, *, forked: bool = False) -> None:
+    def __init__(self, *, forked: bool = False, tried: bool = False) -> None:
+        """`forked`: from this process; `tried`: after a fork has shown that it can train."""
+        if tried:
+            _try_fork()
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
         self._exited = False
         with theirs:
-            self.pid = _fork(self._socket, theirs) if forked else _start(theirs)
+            self.pid = _fork(theirs) if forked else _start(theirs)
 
     @property
     def alive(self) -> bool:
@@ -83,17 +94,63 @@ def _start(theirs: socket.socket) -> int:
     return process.pid
 
 
-def _fork(ours: socket.socket, theirs: socket.socket) -> int:
+def _fork(theirs: socket.socket) -> int:
     """Start a fork server as a fork of this process."""
-    pid = os.fork()
+    pid = _plain_fork()
     if pid == 0:
         try:
-            ours.close()  # otherwise it would not see the other end close
             os.setsid()
+            _leave_parent(theirs.fileno())
             _serve_workers(theirs)
         finally:
             os._exit(1)  # skip the cleanup of the parent process
     return pid
+
+
+def _plain_fork() -> int:
+    with warnings.catch_warnings():  # newer versions of Python warn if there are other threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _leave_parent(connection: int) -> None:
+    """In a fork: let go of everything of the parent but its memory. Files and sockets would otherwise stay
+    open (and a run directory locked) as long as this process lives. Each is replaced by the null device, not
+    closed: libraries may close their own descriptors in a later fork, and Arrow aborts if that fails."""
+    signal.set_wakeup_fd(-1)
+    gc.freeze()  # no object of the parent is finalised here
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 (file descriptors)
+        if int(name) > 2 and int(name) not in (connection, null):
+            with suppress(OSError):  # that of the listing
+                os.fstat(int(name))
+                os.dup2(null, int(name))
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 (for good)
+    sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def _try_fork() -> None:
+    """Raise `ForkServerDiedError` if a fork of this process cannot train."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ForkServerDiedError("CUDA is in use in this process")
+    pid = _plain_fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(TRIAL_SECONDS)
+            torch.set_num_threads(1)
+            weight = torch.ones(2, 1, 3, 3, requires_grad=True)
+            torch.conv2d(torch.ones(1, 1, 8, 8), weight).sum().backward()  # type: ignore[no-untyped-call]
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
+        how = "does not answer" if code == -signal.SIGALRM else f"cannot train, exit code {code}"
+        raise ForkServerDiedError(f"a fork of this process {how}")
 
 
 _shared: ForkServer | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from feddumap.config import Config
 from feddumap.core.messages import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
 from feddumap.data.dataset import Dataset
+from feddumap.data.partition import Split, devices_of_tests
 from feddumap.device.executor import Executor
 from feddumap.device.state import StateStore
 from feddumap.training.backends import make_model
@@ -20,17 +21,26 @@ from feddumap.training.samples import Samples
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates a model on the test images in chunks."""
+    """Evaluates a model on the test images in chunks. `devices`, if known, are those that each belongs to."""
 
     dataset: Dataset
     config: Config
+    devices: np.ndarray | None = None
+
+    @staticmethod
+    def of(dataset: Dataset, split: Split, config: Config) -> Evaluator:
+        """With the devices of the test images, if the data set's users are the devices."""
+        natural = config.data.partition == "natural"
+        devices = devices_of_tests(split, dataset.train_users, dataset.test_users) if natural else None
+        return Evaluator(dataset, config, devices)
 
     def model(self, architecture: Architecture, weights: Tensors) -> Model:
         return make_model(architecture, weights, self.config.train.kernels, self.config.run.device)
 
     def chunk(self, model: Model, start: int, stop: int) -> Score:
-        images, labels = self.dataset.test_images, self.dataset.test_labels
-        return score(model, Samples.take(images, labels, np.arange(start, stop)).to(self.config.run.device))
+        images, labels = self.dataset.test_inputs, self.dataset.test_labels
+        samples = Samples.take(images, labels, np.arange(start, stop)).to(self.config.run.device)
+        return score(model, samples, None if self.devices is None else self.devices[start:stop])
 
     def whole(self, state: ServerState) -> Score:
         model = self.model(state.architecture, state.weights)

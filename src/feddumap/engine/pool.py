@@ -45,10 +45,17 @@ class WorkerDiedError(Exception):
 class WorkerProcess:
     """A worker process and its pipes. Jobs refer to `regions` by index."""
 
-    def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, regions: Sequence[Region]) -> None:
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        setup: dict[str, Any],
+        down: Region,
+        fixed: Region,
+        regions: Sequence[Region],
+    ) -> None:
         jobs, ours_out = os.pipe()
         ours_in, replies = os.pipe()
-        self._fork_server: ForkServer = shared()
+        self._fork_server = fork_server
         try:
             self.pid = self._fork_server.fork(
                 [jobs, replies, *(region.fd for region in (down, fixed, *regions))]
@@ -119,11 +126,22 @@ class WorkerProcess:
 
 
 class Pool:
-    """A cohort of `workers` processes. Results are returned in the order of the devices."""
+    """A cohort of `workers` processes. Results are returned in the order of the devices.
+
+    The processes are forked by `fork_server`, which is closed with the pool, or by the shared one.
+    """
 
     def __init__(
-        self, config: Config, folder: Path, split: Split, test_images: int, workers: int, states: StateStore
+        self,
+        config: Config,
+        folder: Path,
+        split: Split,
+        test_inputs: int,
+        workers: int,
+        states: StateStore,
+        fork_server: ForkServer | None = None,
     ) -> None:
+        self._fork_server = fork_server
         self._down, self._fixed = Region(), Region()
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
         self._setup = {
@@ -132,7 +150,7 @@ class Pool:
             "split": self._fixed.write({"split": arrays}),
             "path": search_path(),
         }
-        self._spans = chunks(test_images)
+        self._spans = chunks(test_inputs)
         self._workers = workers
         self._states = states
         self._closing = False
@@ -151,7 +169,8 @@ class Pool:
         return [process.pid for process in self._processes]
 
     def _start_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._setup, self._down, self._fixed, self._regions.all)
+        server = self._fork_server or shared()
+        return WorkerProcess(server, self._setup, self._down, self._fixed, self._regions.all)
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload]:
         header = self._share(broadcast)
@@ -188,7 +207,9 @@ class Pool:
             ({"verb": "evaluate", "broadcast": header, "spans": self._spans[i : i + share]}, {})
             for i in range(0, len(self._spans), share)
         )
-        replies = self._in_order(jobs, lambda reply, _: [Score(*values) for values in reply["scores"]])
+        replies = self._in_order(
+            jobs, lambda reply, _: [Score.from_json(values) for values in reply["scores"]]
+        )
         return Score.total(score for scores in replies for score in scores)
 
     def _share(self, broadcast: Broadcast) -> dict[str, Any]:
@@ -257,5 +278,7 @@ class Pool:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for process in self._processes:
             process.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
         for region in (self._down, self._fixed, self._regions):
             region.close()

@@ -5,45 +5,63 @@ from __future__ import annotations
 import torch
 
 from feddumap.config import Config
+from feddumap.core import clock
+from feddumap.core.messages import Architecture
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
 from feddumap.data.sources import catalog
+from feddumap.engine import objects
 from feddumap.engine.registry import ENGINES, get_engine
 from feddumap.errors import FeddumapError
 from feddumap.methods import registry
 from feddumap.models import architecture
-from feddumap.runs import tensorboard
+from feddumap.runs import trackers
 from feddumap.system.callbacks import Say, ignore
 from feddumap.training.backends import choose_kernels
 
 
 def resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     """Get the dataset, complete the configuration and check both before any training."""
+    objects.check(config)
     registry.resolve(config.method)
+    if config.data.partition in ("shards", "iid", "dirichlet"):  # others know their devices with the data
+        _check_cohort(config)
+    if config.run.device != "cpu":
+        _check_device(config.run.device)
+    trackers.check(config)
+    if config.run.engine in ENGINES:
+        get_engine(config.run.engine)
+    dataset = catalog.get(config.data, say=say)
+    completed = complete(config, dataset, say)
+    _check_cohort(completed)
+    return completed, dataset
+
+
+def _check_cohort(config: Config) -> None:
     if config.train.cohort > config.data.devices:
         raise FeddumapError(
             f"train.cohort = {config.train.cohort} is larger than data.devices = {config.data.devices}: "
             "lower the one or raise the other"
         )
-    if config.run.device != "cpu":
-        _check_device(config.run.device)
-    if config.run.tensorboard:
-        tensorboard.require()
-    if config.run.engine in ENGINES:
-        get_engine(config.run.engine)
-    dataset = catalog.get(config.data.name, say=say)
-    return complete(config, dataset, say), dataset
 
 
 def complete(config: Config, dataset: Dataset, say: Say = ignore) -> Config:
     """Fill in the defaults that depend on the method, the model, the dataset and this installation."""
-    shape = architecture(config.model.name, len(dataset.classes))
-    data = partition.resolve(config.data, len(dataset.classes))
+    shape = architecture_of(config, dataset)
+    labels, users = dataset.train_labels, dataset.train_users
+    data = partition.resolve(config.data, len(dataset.classes), labels, users, config.run.seed)
     kernels = choose_kernels(config.train.kernels, shape, config.run.device, say)
     train = config.train.model_copy(update={"kernels": kernels})
     method = registry.resolve(config.method)
-    return config.model_copy(update={"method": method, "data": data, "train": train})
+    timed = clock.resolve(config.clock, config.model.name)
+    return config.model_copy(update={"method": method, "data": data, "train": train, "clock": timed})
+
+
+def architecture_of(config: Config, dataset: Dataset) -> Architecture:
+    """The full-width architecture of a run's network."""
+    model = config.model
+    return architecture(model.name, len(dataset.classes), dataset.input, model.settings)
 
 
 def _check_device(name: str) -> None:
@@ -57,8 +75,8 @@ def _check_device(name: str) -> None:
 def make_split(config: Config, dataset: Dataset, say: Say) -> Split:
     """The partition of a dataset among the devices and the server."""
     labels, data = dataset.train_labels, config.data
-    split = partition.split(labels, len(dataset.classes), data, config.run.seed)
-    wanted, got = partition.requested_server_images(data, len(labels)), len(split.server)
+    split = partition.split(labels, len(dataset.classes), data, config.run.seed, dataset.train_users)
+    wanted, got = partition.requested_server_images(data, len(split.indices)), len(split.server)
     if got < wanted:
         say(
             f"the server holds {got:,} images instead of the {wanted:,} that data.server_fraction = "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,37 +31,16 @@ from feddumap.core.messages import (
     Tensors,
     Upload,
 )
+from feddumap.core.record import Record
+from feddumap.core.rng import layer_noise
 from feddumap.core.tensors import all_finite, same_form
 from feddumap.device.surveys import label_counts
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import full_macs, macs, parameters
-from feddumap.training.evaluation import Score, score_weights
+from feddumap.models.frozen import frozen_bytes
+from feddumap.training.evaluation import Score, device_accuracy, score_weights
 
 Evaluate = Callable[[ServerState], Score]
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """A line of records.jsonl. The `metrics` reported by the method are merged into the line."""
-
-    round: int
-    accuracy: float | None
-    loss: float | None
-    lr: float
-    devices: list[int]
-    samples: int
-    parameters: int
-    macs: int
-    bytes_down: int
-    bytes_up: int
-    clock: float
-    metrics: Metrics
-    wall: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        value = asdict(self)
-        metrics = value.pop("metrics")
-        return {**value, **metrics}
 
 
 def initial_state(architecture: Architecture, algorithm: Algorithm, weights: Tensors) -> ServerState:
@@ -101,13 +79,14 @@ def rounds(
     context: Context,
     cohort: Cohort,
     evaluate: Evaluate,
-) -> Iterator[tuple[ServerState, RoundRecord]]:
+) -> Iterator[tuple[ServerState, Record]]:
     """Train from `state` to the configured number of rounds; yields the state and record of each round."""
     config = context.config
     shared = min(algorithm.shared, len(context.server))  # samples the server sends each device, once
     everyone = range(config.data.devices)
     shared_bytes = shared * len(everyone) * _sample_bytes(context)
     last = algorithm.rounds(config)
+    sent_once = state.architecture.frozen if state.round else ""  # the frozen tensors that devices have
     while state.round < last:
         # 1. reshape: the model changes shape in some rounds
         metered = MeteredCohort(cohort)
@@ -127,23 +106,28 @@ def rounds(
         weights, steps = state.weights, state.steps
         metrics: Metrics = {}
         if timing.finished:
-            merged = algorithm.aggregate(uploads, view)
-            view = replace(view, extra=merged.extra)
-            weights, steps, metrics = algorithm.server.apply(merged.weights, state.steps, view)
+            with layer_noise(config.run.seed, "layers", state.round):
+                merged = algorithm.aggregate(uploads, view)
+                view = replace(view, extra=merged.extra)
+                weights, steps, metrics = algorithm.server.apply(merged.weights, state.steps, view)
             metrics = {**merged.metrics, **metrics}
 
-        # 6. advance the round and the clock
+        # 6. advance the round and the clock; every device is sent frozen tensors when they are new
         number = state.round
-        seconds = timing.seconds
+        constants = 0
+        if message.architecture.frozen != sent_once:
+            sent_once, constants = message.architecture.frozen, frozen_bytes(message.architecture)
+        seconds = timing.seconds + (context.clock.transfer(everyone, constants) if constants else 0.0)
         if number == 0 and algorithm.shared_on_clock:
             seconds += context.clock.transfer(everyone, shared_bytes // len(everyone))
         state = replace(state, round=number + 1, weights=weights, steps=steps, clock=state.clock + seconds)
         due = state.round % config.run.evaluate_every == 0 or state.round == last
         score = evaluate(state) if due else None
         validation = _validation_score(state, context) if due else {}
+        by_device = device_accuracy(score) if score else None
         yield (
             state,
-            RoundRecord(
+            Record(
                 round=number,
                 accuracy=score.accuracy if score else None,
                 loss=_finite(score.mean_loss) if score else None,
@@ -152,10 +136,19 @@ def rounds(
                 samples=sum(receipt.samples for receipt in upload_filter.receipts),
                 parameters=active_parameters(state),
                 macs=macs(state.architecture),
-                bytes_down=message.nbytes * len(chosen) + metered.down + (0 if number else shared_bytes),
+                bytes_down=message.nbytes * len(chosen)
+                + metered.down
+                + constants * len(everyone)
+                + (0 if number else shared_bytes),
                 bytes_up=sum(receipt.nbytes for receipt in upload_filter.receipts) + metered.up,
                 clock=state.clock,
-                metrics={**shape_metrics, **metrics, **validation, **upload_filter.metrics(metered.lost)},
+                metrics={
+                    **shape_metrics,
+                    **metrics,
+                    **validation,
+                    **({"device_accuracy": by_device} if by_device else {}),
+                    **upload_filter.metrics(metered.lost),
+                },
             ),
         )
 

@@ -26,6 +26,7 @@ from feddumap.engine.local import Evaluator
 from feddumap.engine.shared_memory import Region, clone_groups
 from feddumap.errors import FeddumapError
 from feddumap.methods import compose
+from feddumap.models.frozen import constants_of, is_known, with_constants
 from feddumap.system.determinism import deterministic
 
 
@@ -40,7 +41,7 @@ class Worker:
         arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
         split = Split.from_arrays(arrays, len(data.train_labels))
         self._executor = Executor(config, SplitHoldings(data, split, config.run.seed), compose(config))
-        self._evaluator = Evaluator(data, config)
+        self._evaluator = Evaluator.of(data, split, config)
         self._down, self._up = down, up
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -58,13 +59,14 @@ class Worker:
             case "evaluate":
                 model = self._evaluator.model(broadcast.architecture, broadcast.weights)
                 scores = [self._evaluator.chunk(model, start, stop) for start, stop in job["spans"]]
-                return {"scores": [[score.correct, score.loss, score.count] for score in scores]}
+                return {"scores": [score.to_json() for score in scores]}
             case verb:
                 raise ValueError(f"unknown job: {verb}")
 
 
 def pack_broadcast(broadcast: Broadcast, region: Region) -> dict[str, Any]:
     groups = {"weights": broadcast.weights, "extra": broadcast.extra, "mask": broadcast.mask}
+    groups["frozen"] = constants_of(broadcast.architecture)
     return {
         "round": broadcast.round,
         "lr": broadcast.lr,
@@ -75,9 +77,12 @@ def pack_broadcast(broadcast: Broadcast, region: Region) -> dict[str, Any]:
 
 def unpack_broadcast(value: dict[str, Any], region: Region) -> Broadcast:
     groups = region.read(value["layout"])
+    architecture = Architecture.from_json(value["architecture"])
+    if not is_known(architecture):
+        with_constants(architecture, groups["frozen"])
     return Broadcast(
         value["round"],
-        Architecture.from_json(value["architecture"]),
+        architecture,
         groups.get("weights", {}),
         value["lr"],
         extra=groups.get("extra", {}),

@@ -3,7 +3,8 @@
 config.toml          the resolved configuration
 command.txt          the command line that started the run, if any
 split.safetensors    which images each device and the server hold
-first-weights.safetensors  a copy of the initial weights, if `model.weights` is set
+first-weights.safetensors  a copy of the initial weights, if `model.weights` is set or the network an object
+frozen-*.safetensors the parameters that are not trained, if there are any
 records.jsonl        one line per round
 checkpoint-*.json    the server state, with its tensors in the .safetensors file of the same name
 devices/             the state of devices between rounds, for methods with stateful devices
@@ -21,6 +22,8 @@ import json
 import os
 import secrets
 import shutil
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,21 @@ from safetensors.torch import save as to_bytes
 
 from feddumap.config import RUNTIME_KEYS, Config
 from feddumap.core.messages import ServerState, Tensors
+from feddumap.core.object_names import stored_name
 from feddumap.data.partition import Split
 from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
-from feddumap.runs.reader import GROUPS, Checkpoint, digest, read_checkpoint, read_config, read_records
+from feddumap.methods import registry
+from feddumap.models.frozen import constants_of
+from feddumap.runs.reader import (
+    GROUPS,
+    Checkpoint,
+    digest,
+    frozen_path,
+    read_checkpoint,
+    read_config,
+    read_records,
+)
 from feddumap.system.atomic_files import sync, write_bytes, write_text
 
 KEPT_CHECKPOINTS = 2
@@ -54,10 +68,8 @@ class RunDirectory:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
             raise
+        self.close = weakref.finalize(self, os.close, self._lock)  # once, and also if nobody does
         self.memory = FileStore(path / "devices")
-
-    def close(self) -> None:
-        os.close(self._lock)
 
     @staticmethod
     def create(
@@ -89,14 +101,19 @@ class RunDirectory:
 
     @property
     def initial_weights(self) -> Path:
-        """The file with the copy of `model.weights`."""
+        """The file with the copy of the initial weights."""
         return self.path / "first-weights.safetensors"
+
+    @property
+    def began(self) -> float:
+        """When the run was started, in seconds since 1970."""
+        return (self.path / "split.safetensors").stat().st_mtime
 
     def config(self) -> Config:
         return read_config(self.path)
 
     def set_config(self, config: Config) -> None:
-        write_text(self.path / "config.toml", tomli_w.dumps(config.to_toml()))
+        write_text(self.path / "config.toml", tomli_w.dumps(stored(config).to_toml()))
 
     def note(self, command: str) -> None:
         """Record the command line that started this run."""
@@ -119,7 +136,7 @@ class RunDirectory:
 
     # records
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
         with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
@@ -155,6 +172,10 @@ class RunDirectory:
             for group in GROUPS
             for key, tensor in getattr(state, group).items()
         }
+        frozen = frozen_path(self.path, state.architecture)
+        if state.architecture.frozen and not frozen.exists():
+            constants = constants_of(state.architecture)
+            write_bytes(frozen, to_bytes({key: tensor.contiguous() for key, tensor in constants.items()}))
         tensor_path = self.path / f"{name}.safetensors"
         data = to_bytes(tensors)
         write_bytes(tensor_path, data)
@@ -225,7 +246,8 @@ def contains_run(path: Path, config: Config) -> bool:
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
     other = read_config(path)
-    config = with_runtime_keys(config, other)
+    other = other.model_copy(update={"method": registry.with_defaults(other.method)})
+    config = stored(with_runtime_keys(config, other))
     if other == config:
         return True
     key, theirs, ours = _difference(other, config)
@@ -233,6 +255,13 @@ def contains_run(path: Path, config: Config) -> bool:
         f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
         f"give --out another name, or resume that run with `feddumap resume {path}`"
     )
+
+
+def stored(config: Config) -> Config:
+    """A configuration as run directories hold it: what was passed as an object has the same name in every
+    program that passes it."""
+    names = {part: stored_name(getattr(config, part).name) for part in ("model", "method")}
+    return config.replace(**{part: {"name": name} for part, name in names.items()})
 
 
 def with_runtime_keys(config: Config, other: Config) -> Config:

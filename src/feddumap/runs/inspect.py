@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from feddumap.errors import FeddumapError
 from feddumap.runs.reader import read_config, read_records
-from feddumap.runs.summary import accuracies, evaluated, finished
+from feddumap.runs.summary import accuracies, device_accuracy, evaluated, finished
 from feddumap.system import console
 from feddumap.system.console import byte_size, duration, percent
 
@@ -31,6 +32,7 @@ def describe(path: Path) -> dict[str, Any]:
         "of": len(records) if done else config.train.rounds,
         "finished": done,
         "accuracy": accuracies(records),
+        "device_accuracy": device_accuracy(records),
         "clock": records[-1]["clock"],
         "wall": records[-1]["wall"],
         "bytes_down": sum(record["bytes_down"] for record in records),
@@ -65,7 +67,7 @@ def _change(records: list[dict[str, Any]], number: int) -> dict[str, float | Non
     return {"before": before, "after": clocks[number + 1] - clocks[number]}
 
 
-def _spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _spread(records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """At most ten records, evenly spaced, the first and the last included."""
     if len(records) <= POINTS:
         return records
@@ -73,9 +75,20 @@ def _spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [records[round(i * last / (POINTS - 1))] for i in range(POINTS)]
 
 
-def _point(record: dict[str, Any]) -> dict[str, Any]:
+def _point(record: Mapping[str, Any]) -> dict[str, Any]:
     names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy")
-    return {name: record[name] for name in names if name in record}
+    point = {name: record[name] for name in names if name in record}
+    if by_device := record.get("device_accuracy"):
+        point |= {"devices_mean": by_device["mean"], "devices_worst_tenth": by_device["worst_tenth"]}
+    return point
+
+
+def devices_text(value: dict[str, Any]) -> str:
+    """The accuracies of devices on their own test data, in a line."""
+    return (
+        f"mean {percent(value['mean'])}, worst tenth {percent(value['worst_tenth'])}, spread "
+        f"{percent(value['spread'])}, of {value['devices']:,} devices"
+    )
 
 
 def show(value: dict[str, Any]) -> None:
@@ -94,6 +107,8 @@ def show(value: dict[str, Any]) -> None:
         ("kernels", value["kernels"]),
         ("parameters, multiply-adds now", f"{value['parameters']:,}, {value['macs']:,}"),
     ]
+    if value["device_accuracy"]:
+        rows.insert(3, ("accuracy of devices", devices_text(value["device_accuracy"])))
     for what, count in value["left_out"].items():
         if count:
             rows.append((f"models {what}", str(count)))
@@ -132,6 +147,8 @@ def _show_pruning(pruning: dict[str, Any]) -> None:
     what = "weights" if any("weights" in layer for layer in layers.values()) else "filters"
     rows = [(name, layer[what], layer["kept"], f"{layer['rate']:.3f}") for name, layer in layers.items()]
     console.table(what.capitalize(), ("layer", "all", "kept", "rate"), rows)
+    if refused := pruning.get("refused"):
+        console.table("Layers that cannot be cut", ("layer", "reason"), list(refused.items()))
     seconds = pruning["round_seconds"]
     costs = [
         ("parameters", pruning["parameters"]["before"], pruning["parameters"]["after"]),

@@ -14,6 +14,7 @@ from safetensors.torch import load as load_tensors
 from feddumap.config import Config, read_toml
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.errors import FeddumapError
+from feddumap.models.frozen import is_known, with_constants
 
 GROUPS = ("weights", "mask", "steps")
 """The groups of tensors in a checkpoint."""
@@ -44,10 +45,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
             group, _, key = name.partition("/")
             groups[group][key] = tensor
         architecture = Architecture.from_json(value["architecture"])
+        _read_frozen(path.parent, architecture)
         state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
         return Checkpoint(state, value["wall"], value["devices"])
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
+
+
+def frozen_path(directory: Path, architecture: Architecture) -> Path:
+    """The file of an architecture's frozen tensors."""
+    return directory / f"frozen-{architecture.frozen[:16]}.safetensors"
+
+
+def _read_frozen(directory: Path, architecture: Architecture) -> None:
+    """Make the frozen tensors of an architecture known to this process."""
+    if not is_known(architecture):
+        path = frozen_path(directory, architecture)
+        if with_constants(architecture, load_tensors(path.read_bytes())) != architecture:
+            raise ValueError(f"the checksum of {path.name} does not match")
 
 
 def read_config(path: Path) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     return smoothed
 
 
-def evaluated(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def evaluated(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The records of the rounds with an evaluation."""
     return [record for record in records if record.get("accuracy") is not None]
 
 
-def reached(records: Sequence[dict[str, Any]], target: float) -> dict[str, float] | None:
+def reached(records: Sequence[Mapping[str, Any]], target: float) -> dict[str, float] | None:
     """Round and clock when the smoothed accuracy first reaches `target`, or None."""
     points = evaluated(records)
     above = np.flatnonzero(smooth([point["accuracy"] for point in points]) >= target)
@@ -51,7 +51,7 @@ def reached(records: Sequence[dict[str, Any]], target: float) -> dict[str, float
     return {"round": first["round"], "clock": first["clock"]}
 
 
-def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def accuracies(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """final: the last evaluation; mean10: the mean of the last ten; best; best_smoothed: as in the paper;
     validated: at the best smoothed validation accuracy, if every evaluation recorded one."""
     points = evaluated(records)
@@ -68,6 +68,13 @@ def accuracies(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
+def device_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Mean, worst tenth, spread and number of the devices with test data of their own at the last evaluation;
+    None if there are none."""
+    points = evaluated(records)
+    return points[-1].get("device_accuracy") if points else None
+
+
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary.json of a run directory; None if it is missing or unreadable."""
     try:
@@ -77,7 +84,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return summary if isinstance(summary, dict) else None
 
 
-def is_complete(records: Sequence[dict[str, Any]], rounds: int, target: float | None) -> bool:
+def is_complete(records: Sequence[Mapping[str, Any]], rounds: int, target: float | None) -> bool:
     """Whether all rounds are done or the target was reached."""
     return len(records) >= rounds or (target is not None and reached(records, target) is not None)
 

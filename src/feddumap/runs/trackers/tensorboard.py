@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from feddumap.config import Config
 from feddumap.errors import FeddumapError
+from feddumap.runs.directory import RunDirectory
+from feddumap.runs.trackers.base import numbers
 
 NAME = "events.out.tfevents.{:010d}.feddumap"  # TensorBoard recognises the prefix
+
+
+def start(directory: RunDirectory, config: Config, records: Sequence[Mapping[str, Any]]) -> Events:
+    """The event file in the run directory, with the records so far."""
+    return Events(directory.path / "tensorboard", records, directory.began)
 
 
 class Events:
@@ -25,7 +33,7 @@ class Events:
     its record.
     """
 
-    def __init__(self, folder: Path, records: Iterable[dict[str, Any]], began: float) -> None:
+    def __init__(self, folder: Path, records: Iterable[Mapping[str, Any]], began: float) -> None:
         self._events, self._summaries, writer = require()
         self._began = began
         folder.mkdir(exist_ok=True)
@@ -43,7 +51,7 @@ class Events:
         for path in older.values():
             os.truncate(path, 0)  # a TensorBoard reading a deleted file would get stuck
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: Mapping[str, Any]) -> None:
         """Add a round and flush the file."""
         self._add(record)
         self._file.flush()
@@ -51,7 +59,7 @@ class Events:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, record: dict[str, Any]) -> None:
+    def _add(self, record: Mapping[str, Any]) -> None:
         value = self._summaries.Summary.Value
         values = [value(tag=name, simple_value=number) for name, number in numbers(record).items()]
         summary = self._summaries.Summary(value=values)
@@ -74,19 +82,6 @@ def require() -> tuple[Any, Any, Any]:
             f"run.tensorboard = true needs the package tensorboard, which cannot be imported here ({error}): "
             "pip install tensorboard, or set it to false"
         ) from None
-
-
-def numbers(record: dict[str, Any]) -> dict[str, float]:
-    """The numeric fields of a record, except the round.
-
-    >>> numbers({"round": 3, "accuracy": None, "loss": 0.5, "devices": [1, 2], "samples": 20, "late": True})
-    {'loss': 0.5, 'samples': 20.0}
-    """
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name != "round"
-    }
 
 
 def _number(path: Path) -> int | None:

@@ -1,0 +1,301 @@
+"""A run while it is open: its state, its records, its directory, and the loop that trains the rounds left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from inspect import GEN_RUNNING, getgeneratorstate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+from feddumap.config import Config
+from feddumap.core import clock
+from feddumap.core.algorithm import Cohort, Context, Progress
+from feddumap.core.messages import Architecture, ServerState, Tensors
+from feddumap.core.object_names import is_object, stored_name
+from feddumap.core.record import Record
+from feddumap.data import partition
+from feddumap.data.dataset import Dataset
+from feddumap.data.partition import Split
+from feddumap.device.executor import Executor
+from feddumap.device.holdings import SplitHoldings
+from feddumap.device.state import InMemoryStore, StateStore
+from feddumap.engine import objects
+from feddumap.engine.callbacks import Callback
+from feddumap.engine.forkserver import ForkServer, ForkServerDiedError
+from feddumap.engine.local import Evaluator, LocalCohort
+from feddumap.engine.pool import Pool
+from feddumap.engine.registry import get_engine
+from feddumap.engine.rehearsal import rehearse
+from feddumap.engine.resolution import architecture_of
+from feddumap.engine.rounds import active_parameters, initial_state, rounds, take_census
+from feddumap.errors import FeddumapError
+from feddumap.methods import compose
+from feddumap.models import initialise, network, separate
+from feddumap.models.cost import macs
+from feddumap.models.weights import read_weights
+from feddumap.runs import trackers
+from feddumap.runs.directory import RunDirectory
+from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
+from feddumap.runs.trackers.base import Tracker
+from feddumap.system.callbacks import Say, ignore
+from feddumap.system.determinism import cores, deterministic
+from feddumap.training.evaluation import Score
+from feddumap.training.samples import Samples
+
+
+class Engine(Cohort, Protocol):
+    """A cohort that also evaluates the global model and is closed at the end."""
+
+    def evaluate(self, state: ServerState) -> Score: ...
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """An open run. Iterating over it trains the remaining rounds and yields their records; it may stop early.
+
+    `records` has a record per round, `state` is the server state after the last round. `engine`, if set,
+    makes the cohort instead of the engine that `run.engine` names. `callbacks` are called after each round.
+    `out` is the path of the run directory, also after the run is closed.
+    """
+
+    engine: Callable[[Any], Engine] | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        split: Split,
+        directory: RunDirectory | None = None,
+        say: Say = ignore,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        self.config = config
+        self.dataset = dataset
+        self.split = split
+        self.directory = directory
+        self.out = directory.path if directory is not None else None
+        self.callbacks = tuple(callbacks)
+        self.records: list[Record] = []
+        self._say = say
+        self._algorithm = compose(config)
+        self._clock = clock.build(config.clock, config.model.name, config.data.devices, config.run.seed)
+        shape = architecture_of(config, dataset)
+        shape, start = separate(shape, initial_weights(shape, config, directory))
+        self.state = initial_state(shape, self._algorithm, start)
+        self._in_memory = InMemoryStore()
+        self._trackers: list[Tracker] | None = None
+        self._iteration: Generator[Record] | None = None
+        self._stopping = False
+        self._wall = 0.0
+        self._saved_round = -1
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, 1 for one-shot methods."""
+        return self._algorithm.rounds(self.config)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done or the target was reached."""
+        return is_complete(self.records, self.rounds, self.config.run.target)
+
+    def check(self) -> None:
+        """Raise an error for a run that would fail later."""
+        self._algorithm.check(self.state.architecture)
+        self._validation()
+        if self._algorithm.server_data and not len(self.split.server):
+            raise FeddumapError(
+                f"method.name = {self.config.method.name!r} needs images on the server, but "
+                f"data.server_fraction = {self.config.data.server_fraction:g} gives none: raise it"
+            )
+        rehearse(self.config, self.dataset, self.split, self.state)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.iterate()
+
+    def iterate(self, progress: Progress = ignore) -> Iterator[Record]:
+        """Train round by round. `progress(task, done, total)` is called for each device and survey. An
+        earlier iteration that was left is ended first."""
+        self._end_iteration()
+        self._iteration = self._iterate(progress)
+        return self._iteration
+
+    def _iterate(self, progress: Progress) -> Generator[Record]:
+        if self._trackers is None:
+            self._trackers = trackers.start(self.config, self.directory, self.records)
+        self._stopping = bool(self.records) and any(
+            each.replay(self) for each in self.callbacks if hasattr(each, "replay")
+        )
+        if self._ended():
+            self._finish()
+            return
+        started = time.perf_counter() - self._wall
+        with deterministic():
+            engine = self._engine()
+        try:
+            with deterministic():
+                context = self._context(engine, progress)
+            steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
+            while not self._ended():
+                with deterministic():  # not around the yield: callers keep their settings
+                    step = next(steps, None)
+                if step is None:
+                    break
+                self._wall = time.perf_counter() - started
+                self._record(*step)
+                self._call_back()
+                yield self.records[-1]
+        finally:
+            engine.close()
+            self._checkpoint()
+        self._finish()
+
+    def _ended(self) -> bool:
+        return self._stopping or self.finished
+
+    def _call_back(self) -> None:
+        for callback in self.callbacks:
+            if callback(self, self.records[-1]) is True:
+                self.stop()
+
+    def stop(self) -> None:
+        """End the iteration after the present round, as a callback does that returns True."""
+        self._stopping = True
+
+    def model(self) -> nn.Module:
+        """The global network with its current weights, in eval mode."""
+        return network(self.state.architecture, self.state.weights).eval()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json."""
+        by_device = device_accuracy(self.records)
+        wanted = sorted({*self.config.run.targets, *filter(None, [self.config.run.target])})
+        return {
+            "method": stored_name(self.config.method.name),
+            "model": stored_name(self.config.model.name),
+            "dataset": self.dataset.name,
+            "rounds": self.state.round,
+            "configured_rounds": self.config.train.rounds,
+            "accuracy": accuracies(self.records),
+            **({"device_accuracy": by_device} if by_device else {}),
+            "targets": {str(target): reached(self.records, target) for target in wanted},
+            "parameters": active_parameters(self.state),
+            "macs": macs(self.state.architecture),
+            "bytes_down": sum(record.bytes_down for record in self.records),
+            "bytes_up": sum(record.bytes_up for record in self.records),
+            "clock": self.state.clock,
+            "wall": self._wall,
+        }
+
+    def _engine(self) -> Engine:
+        config = self.config
+        engine = self.engine or get_engine(config.run.engine)
+        if engine is not None:
+            return engine(self)
+        states: StateStore = self.directory.memory if self.directory is not None else self._in_memory
+        workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
+        server: ForkServer | None = None
+        if workers > 1 and config.run.device == "cpu" and objects.used(config):
+            try:
+                server = ForkServer(forked=True, tried=True)
+            except ForkServerDiedError as error:
+                self._say(f"worker processes cannot be forked here ({error}): training in one process")
+                workers = 1
+        if workers > 1 and config.run.device == "cpu":
+            test_inputs = len(self.dataset.test_labels)
+            return Pool(config, self.dataset.folder, self.split, test_inputs, workers, states, server)
+        holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
+        executor = Executor(config, holdings, self._algorithm)
+        return LocalCohort(executor, Evaluator.of(self.dataset, self.split, config), states)
+
+    def _context(self, engine: Engine, progress: Progress = ignore) -> Context:
+        data = self.dataset
+        server = Samples.take(data.train_inputs, data.train_labels, self.split.server)
+        census = take_census(engine, self.state, self.config, self._algorithm.labels)
+        held_out = self._validation()
+        validation = Samples.take(data.train_inputs, data.train_labels, held_out) if len(held_out) else None
+        return Context(self.config, server, census, self._clock, progress, validation)
+
+    def _validation(self) -> np.ndarray:
+        data, config = self.dataset, self.config
+        return partition.validation(
+            data.train_labels, len(data.classes), config.data, self.split, config.run.seed, data.train_users
+        )
+
+    def _record(self, state: ServerState, record: Record) -> None:
+        self.state = state
+        self.records.append(replace(record, wall=self._wall))
+        if self.directory is not None:
+            self.directory.append(self.records[-1])
+            for tracker in self._trackers or ():
+                tracker.add(self.records[-1])
+            if state.round % self.config.run.checkpoint_every == 0:
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.directory is not None and self.state.round != self._saved_round:
+            self.directory.save(self.state, self._wall)
+            self._saved_round = self.state.round
+
+    def _finish(self) -> None:
+        if self.directory is not None:
+            self.directory.write_summary(self.summary)
+
+    def _end_iteration(self) -> None:
+        if self._iteration is not None and getgeneratorstate(self._iteration) != GEN_RUNNING:
+            self._iteration.close()
+            self._iteration = None
+
+    def close(self) -> None:
+        """End an iteration that was left, and release the run directory."""
+        self._end_iteration()
+        for tracker in self._trackers or ():
+            tracker.close()
+        self._trackers = None
+        if self.directory is not None:
+            self.directory.close()
+            self.directory = None
+
+    def restore(self, say: Say) -> None:
+        """Load the newest valid checkpoint of the run directory."""
+        assert self.directory is not None
+        checkpoint, damaged = self.directory.latest()
+        if damaged:
+            from_round = checkpoint.state.round if checkpoint else 0
+            say(f"{'; '.join(damaged)}: resuming from round {from_round}")
+        if checkpoint is not None:
+            self.state, self._wall, self._saved_round = (
+                checkpoint.state,
+                checkpoint.wall,
+                checkpoint.state.round,
+            )
+            if is_object(self.config.model.name):  # its name in this process
+                shape = replace(self.state.architecture, family=self.config.model.name)
+                self.state = replace(self.state, architecture=shape)
+        self.records = [Record.from_json(value) for value in self.directory.rewind(self.state.round)]
+
+
+def initial_weights(shape: Architecture, config: Config, directory: RunDirectory | None) -> Tensors:
+    """The weights before round 0, with those that are frozen: the network's initialization, or those of
+    `model.weights`; from the copy in the run directory if there is one."""
+    weights = initialise(shape, config.run.seed)
+    own = is_object(config.model.name)
+    if own and directory is not None and directory.initial_weights.exists():
+        try:
+            return read_weights(directory.initial_weights, weights)
+        except FeddumapError as error:
+            raise FeddumapError(
+                f"{directory.path} holds a run of another network ({error}): pass the same one, or give "
+                "another `out`"
+            ) from None
+    if config.model.weights is None:
+        return weights
+    file = Path(config.model.weights) if directory is None else directory.initial_weights
+    return read_weights(file, weights)
