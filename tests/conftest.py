@@ -17,7 +17,7 @@ from hypothesis import settings
 from feddumap.config import Config
 from feddumap.data.dataset import Dataset
 from feddumap.data.sources import catalog
-from feddumap.methods import feddf
+from feddumap.methods.feddf import BUDGETS
 from feddumap.system.determinism import cores
 
 LONGEST = ("export", "directory", "every_method", "calibration", "pool", "grid", "cohort", "sources")
@@ -103,5 +103,5 @@ def one_thread(_threads: None) -> Iterator[None]:
 def short_distillation() -> Iterator[None]:
     """FedDF's small budget, smaller still: only the number of its steps differs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(feddf.BUDGETS, "small", (100, 100))
+        patch.setitem(BUDGETS, "small", (100, 100))
         yield

@@ -20,8 +20,9 @@ LAYERS = [
     ["pruning", "device"],
     ["methods"],
     ["engine", "runs"],
+    ["report"],
     ["run", "progress"],
-    ["sweep", "report", "export", "flower"],
+    ["sweep", "export", "flower"],
     ["paper", "bench", "cli"],
     ["__init__", "__main__"],
 ]
@@ -111,6 +112,7 @@ def users_of(*names: str) -> set[str]:
 def test_there_is_one_training_loop() -> None:
     """Whoever else differentiates looks at curvature or answers a question, and moves no parameter."""
     others = {"pruning/curvature/lanczos.py", "pruning/curvature/gap.py", "device/surveys.py"}
+    others |= {"engine/forkserver.py"}  # tries whether a fork can
     differentiating = {"training/torch_model.py", "training/chain_model.py"}
     assert users_of("autograd.grad", "backward") - others == differentiating
     assert users_of("_foreach_add_") == {"training/optimizers.py", "training/loop.py"}
@@ -152,7 +154,7 @@ def test_no_global_randomness() -> None:
 
 def test_no_clock_inside_an_algorithm() -> None:
     timers = users_of("perf_counter", "time.time", "monotonic", "sleep")
-    allowed = {"run.py", "progress.py", "system/console.py", "system/supervisor.py"}
+    allowed = {"engine/session.py", "progress.py", "system/console.py", "system/supervisor.py"}
     assert {name for name in timers if not name.startswith("flower/")} <= allowed
 
 

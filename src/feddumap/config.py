@@ -6,20 +6,24 @@ The field descriptions are the help of the command line. The keys of a method ar
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from feddumap.errors import FeddumapError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+PARTITIONS = ("shards", "iid", "dirichlet", "natural")
 
 
 class Section(BaseModel):
@@ -27,13 +31,51 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """The dataset and its partition among the devices and the server."""
+    """The dataset, how it is read, and its partition among the devices and the server."""
 
-    name: str = Field("digits", description="digits, cifar10, cifar100, or the path of an .npz file")
-    devices: Count = Field(100, description="number of devices in the federation")
-    partition: Literal["shards", "iid", "dirichlet"] = Field(
-        "shards", description="how the devices' images are split: by label shards, at random, or Dirichlet"
+    name: str = Field(
+        "digits",
+        description="digits, cifar10, cifar100; the path of an .npz, .parquet or .csv file or of a folder of "
+        "class folders; hub:NAME; module:function; or a name of another package",
     )
+    kind: Literal["image", "numbers", "tokens"] | None = Field(
+        None, description="what an input is; default by the type of the stored numbers"
+    )
+    input: str | list[str] | None = Field(
+        None, description="tables, hub: the input's column or columns; default all but label and user"
+    )
+    label: str | None = Field(None, description="tables, hub: the label's column; default label")
+    user: str | None = Field(None, description="tables, hub: the column that says whose a sample is")
+    size: int | list[int] | None = Field(
+        None, description="images of folders, tables, hub: resize to this side, or to [height, width]"
+    )
+    length: Count | None = Field(
+        None, description="tokens: cut or pad to this length; default 256 for text, else equal lengths"
+    )
+    vocabulary: Count | None = Field(
+        None, description="tokens: their number; default the largest token of the data set and one"
+    )
+    test: str | None = Field(None, description="the path of the test part, in the same format")
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="share of the samples drawn as the test part if there is none; default 0.2"
+    )
+    mean: list[Finite] | None = Field(None, description="subtracted from the input, per channel")
+    std: list[Positive] | None = Field(None, description="divides the input then, per channel")
+    crop: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="augment: pixels of the random shift; default an eighth of the shorter side"
+    )
+    flip: bool | None = Field(
+        None, description="augment: mirror at random; default false for data sets of your own"
+    )
+    devices: Count = Field(
+        100, description="number of devices in the federation; with natural, default the number of users"
+    )
+    partition: str = Field(
+        "shards",
+        description="how the devices' samples are split: by label shards, at random (iid), dirichlet, by the "
+        "user of each sample (natural), or flwr:CLASS, a partitioner of flwr-datasets",
+    )
+    partitioner: dict[str, Any] | None = Field(None, description="flwr: keyword arguments of the partitioner")
     shards_per_device: Count | None = Field(
         None, description="label shards a device holds; default classes / 5: 2 for 10 classes, 20 for 100"
     )
@@ -49,17 +91,42 @@ class DataConfig(Section):
         0,
         description="held-out images of the server's classes, on which every evaluation scores the model",
     )
-    augment: bool = Field(True, description="random crop (pad 4) and horizontal flip while training")
+    augment: bool = Field(True, description="random crop and flip of images while training")
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, value: str) -> str:
+        if value in PARTITIONS or re.fullmatch(r"flwr:[A-Za-z]\w*", value):
+            return value
+        raise ValueError(f"expected {', '.join(PARTITIONS)} or flwr:CLASS, a partitioner of flwr-datasets")
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _one_or_two_sides(cls, value: Any) -> Any:
+        sides = value if isinstance(value, list) and len(value) == 2 else [value]
+        if value is None or all(type(side) is int and 0 < side < 2**15 for side in sides):
+            return value
+        raise ValueError("expected a number of pixels, or [height, width]")
 
 
 class ModelConfig(Section):
-    """The model."""
+    """The model. Further keys are keyword arguments of the factory of a network of the user's own."""
 
-    name: str = Field("cnn", description="cnn, lenet, vgg11 or resnet18")
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
+
+    name: str = Field(
+        "cnn",
+        description="cnn, lenet, vgg11, resnet18, mlp, module:factory, torchvision:NAME or timm:NAME",
+    )
     weights: str | None = Field(
         None,
         description="safetensors file with the initial weights; default the network's initialization",
     )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments of the factory."""
+        return dict(self.model_extra or {})
 
 
 class MethodConfig(Section):
@@ -101,8 +168,10 @@ class TrainConfig(Section):
 class ClockConfig(Section):
     """The virtual clock: the estimated duration of a round on real devices."""
 
-    profile: Literal["paper", "general"] = Field(
-        "paper", description="the paper's formula, or a fleet in which every device has its own speed"
+    profile: Literal["paper", "general"] | None = Field(
+        None,
+        description="the paper's formula, or a fleet in which every device has its own speed; default paper "
+        "for the paper's networks and with clock.train_seconds, else general",
     )
     train_seconds: Positive | None = Field(
         None, description="paper: seconds to train the unpruned model for a round; default per model"
@@ -138,6 +207,12 @@ class RunConfig(Section):
     targets: list[Share] = Field([], description="accuracies for which the summary reports round and clock")
     device: str = Field("cpu", description="cpu, or cuda (one process)")
     tensorboard: bool = Field(False, description="also write TensorBoard event files, in the run directory")
+    wandb: bool = Field(
+        False, description="also log to Weights & Biases (WANDB_MODE=offline: on this machine)"
+    )
+    mlflow: bool = Field(
+        False, description="also log to MLflow: to MLFLOW_TRACKING_URI, or else in the run directory"
+    )
     engine: Literal["local", "ray", "flower"] = Field(
         "local",
         description="where devices run: local processes, Flower's simulation with Ray, or Flower nodes",
@@ -148,7 +223,7 @@ class RunConfig(Section):
     )
 
 
-RUNTIME_KEYS = ("workers", "tensorboard", "engine", "timeout", "least_share")
+RUNTIME_KEYS = ("workers", "tensorboard", "wandb", "mlflow", "engine", "timeout", "least_share")
 """The keys of [run] that affect execution but not results: resuming may change them."""
 
 
@@ -172,7 +247,7 @@ class Config(Section):
 
     def replace(self, **sections: Mapping[str, Any]) -> Config:
         """A copy with some keys changed: `config.replace(train={"rounds": 3})`."""
-        value = self.model_dump()
+        value = self.model_dump(exclude_unset=True)  # what is left to its default remains so
         for section, keys in sections.items():
             value.setdefault(section, {}).update(keys)
         return Config.parse(value)
@@ -224,7 +299,7 @@ def explain(detail: ErrorDetails, prefix: str = "") -> str:
         hint = f"did you mean {prefix}{'.'.join([*path[:-1], near[0]])}? " if near else ""
         kind = "section" if len(path) == 1 and not prefix else "key"
         return f"unknown {kind} {key}: {hint}Allowed: {', '.join(allowed)}"
-    message = detail["msg"]
+    message = detail["msg"].removeprefix("Value error, ")
     value = detail["input"]
     return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
 

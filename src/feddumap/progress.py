@@ -9,6 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from feddumap.run import Run
+from feddumap.runs.inspect import devices_text
 from feddumap.system import console
 
 
@@ -76,12 +77,13 @@ def _follow_log(run: Run, name: str) -> None:
 
 def print_summary(summary: dict[str, Any]) -> None:
     """Print the summary of a run as a table."""
-    accuracy = summary["accuracy"]
+    accuracy, devices = summary["accuracy"], summary.get("device_accuracy")
     rows = [
         ("rounds", f"{summary['rounds']:,}"),
         ("final accuracy", console.percent(accuracy["final"])),
         ("mean of the last 10", console.percent(accuracy["mean10"])),
         ("best, smoothed", console.percent(accuracy["best_smoothed"])),
+        *([("accuracy of devices", devices_text(devices))] if devices else []),
         ("parameters", f"{summary['parameters']:,}"),
         ("multiply-adds", f"{summary['macs']:,}"),
         ("virtual clock", console.duration(summary["clock"])),

@@ -15,17 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from feddumap import run as api
 from feddumap.bench import matrix, overhead, scale, workload
 from feddumap.bench.memory import peak_memory
 from feddumap.bench.rounds import bench_rounds
 from feddumap.bench.workload import CLASSES, SEED, Times, Workload, measure, random_data
 from feddumap.cli import main as cli
 from feddumap.data import partition
+from feddumap.engine.session import Session
 from feddumap.methods.registry import RECIPES
 from feddumap.models import architecture
 from feddumap.models.cost import macs
-from feddumap.run import Run
 from feddumap.training.kernels import loader
 
 TINY = Workload(model="lenet", devices=4, cohort=2, samples=10, epochs=2, workers=1)
@@ -79,14 +78,14 @@ def test_the_setting_is_the_papers_and_is_never_evaluated(monkeypatch: pytest.Mo
     config = Workload().config(7)
     assert (config.data.devices, config.train.cohort, config.train.epochs) == (100, 10, 5)
     assert (config.train.batch, config.train.lr, config.method.name) == (10, 0.1, "fedavg")
-    runs: list[Run] = []
+    runs: list[Session] = []
 
-    class Watched(Run):
+    class Watched(Session):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             runs.append(self)
 
-    monkeypatch.setattr(api, "Run", Watched)
+    monkeypatch.setattr(workload, "Session", Watched)
     with random_data(TINY.images) as data:
         times = measure(TINY, data, 2)
     assert [record["accuracy"] for record in runs[0].records] == [None] * 3
@@ -104,9 +103,9 @@ def test_quartiles() -> None:
 
 def test_the_random_data_is_the_same_each_time_and_removed_on_failure(temporary: Path) -> None:
     with random_data(20) as first, random_data(20) as second:
-        assert np.array_equal(first.train_images, second.train_images)
+        assert np.array_equal(first.train_inputs, second.train_inputs)
         assert np.array_equal(first.train_labels, second.train_labels)
-        assert len(np.unique(first.train_images)) == 256
+        assert len(np.unique(first.train_inputs)) == 256
     with pytest.raises(RuntimeError, match="stop"), random_data(20):
         raise RuntimeError("stop")
     assert left_in(temporary) == []
@@ -116,9 +115,9 @@ def test_an_echo_changes_nothing_and_is_no_listed_method() -> None:
     setting = Workload("lenet", devices=2, cohort=2, samples=1, epochs=1, workers=1, method=overhead.ECHO)
     with random_data(setting.images) as data:
         config = setting.config(2)
-        run = Run(config, data, partition.split(data.train_labels, len(CLASSES), config.data, SEED))
+        run = Session(config, data, partition.split(data.train_labels, len(CLASSES), config.data, SEED))
         before = run.state.weights
-        run.run()
+        list(run)
     assert run.records[0]["bytes_up"] == 2 * 4 * 62_006
     for key, tensor in run.state.weights.items():
         assert torch.equal(tensor, before[key]), key

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from feddumap import __version__
-from feddumap.cli import main as cli
 from feddumap.system import atomic_files
+from tests.support.command_line import CommandLine
 
 SMALL = (
     "data.devices=6 model.name=lenet train.rounds=2 train.cohort=2 "
@@ -29,17 +29,7 @@ def sets(text: str) -> list[str]:
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
     """Call the command line in this process; returns exit code, output and errors."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["feddumap", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        code = stopped.value.code
-        assert isinstance(code, int)
-        return code, captured.out, captured.err
-
-    return call
+    return CommandLine(monkeypatch, capsys)
 
 
 def test_train_resume_and_summary(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -177,6 +167,29 @@ def test_inspect_data(run) -> None:  # type: ignore[no-untyped-def]
     assert "non-IID degree of the server" in printed
 
 
+def test_inspect_own_data(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = "".join(f"{i},{i % 3},{'ab'[i % 2]},u{i % 4}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("x,y,kind,who\n" + rows)
+    keys = ["--set", "data.label=kind", "--set", "data.user=who"]
+    code, printed, _ = run("inspect", "data", str(tmp_path / "t.csv"), "--json", *keys)
+    value = json.loads(printed)
+    assert (code, value["input"], value["devices"]) == (0, "numbers 2", 6)
+    assert value["labels"]["train"].keys() == {"a", "b"}
+    assert sum(value["labels"]["train"].values()) == 32
+    assert (value["users"]["count"], value["users"]["nobody"]) == (4, 0)
+    code, printed, _ = run(
+        "inspect", "data", str(tmp_path / "t.csv"), *keys, "--set", "data.partition=natural"
+    )
+    assert code == 0
+    assert "4, natural" in printed
+    assert "numbers 2" in printed
+    code, printed, _ = run("data", "get", str(tmp_path / "t.csv"), *keys)
+    assert (code, "32 training and 8 test samples (numbers 2), 2 classes" in printed) == (0, True)
+    code, _, said = run("inspect", "data", str(tmp_path / "t.csv"), "--set", "data.label=x")
+    assert code == 2
+    assert "t.csv" in said
+
+
 def test_methods(run) -> None:  # type: ignore[no-untyped-def]
     code, printed, _ = run("methods", "--json")
     assert code == 0
@@ -201,7 +214,7 @@ def test_ones_own_data(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-
     path = tmp_path / "own.npz"
     labels = np.arange(200) % 4
     images = rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-    np.savez(path, train_images=images, train_labels=labels, test_images=images[:40], test_labels=labels[:40])
+    np.savez(path, train_inputs=images, train_labels=labels, test_inputs=images[:40], test_labels=labels[:40])
     code, printed, _ = run("train", *sets(f"{SMALL} data.name={path}"), "--out", str(tmp_path / "out"))
     assert code == 0
     assert "own.npz" in printed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feddumap.config import ClockConfig
-from feddumap.core.clock import BLOCK, TRAIN_SECONDS, Fleet, PaperClock, Timing, Work, build
+from feddumap.core.clock import BLOCK, TRAIN_SECONDS, Fleet, PaperClock, Timing, Work, build, resolve
 from feddumap.errors import FeddumapError
 
 # family: parameters and forward multiply-adds with 10 classes
@@ -82,10 +82,33 @@ def test_pruning_slowdown_and_bytes_act_on_their_own_terms() -> None:
 
 def test_paper_needs_a_known_family_or_a_time() -> None:
     with pytest.raises(FeddumapError, match=r"'mine'.* set clock.train_seconds or clock.profile = 'general'"):
-        build(ClockConfig(), "mine", 100, 777)
+        build(ClockConfig(profile="paper"), "mine", 100, 777)
     clock = build(ClockConfig(train_seconds=4.5), "mine", 100, 777)
     assert clock.round([3], work()).seconds == 4.5
     assert build(ClockConfig(train_seconds=4.5), "cnn", 100, 777) == PaperClock(4.5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "family", "profile"),
+    [
+        ({}, "cnn", "paper"),
+        ({}, "lenet", "paper"),
+        ({}, "vgg11", "paper"),
+        ({}, "resnet18", "paper"),
+        ({}, "mlp", "general"),
+        ({}, "my_nets:make", "general"),
+        ({"train_seconds": 2.0}, "my_nets:make", "paper"),
+        ({"profile": "general"}, "cnn", "general"),
+        ({"profile": "paper"}, "my_nets:make", "paper"),
+    ],
+)
+def test_the_profile_that_is_meant(keys: dict[str, Any], family: str, profile: str) -> None:
+    assert resolve(ClockConfig(**keys), family) == ClockConfig(**{**keys, "profile": profile})
+
+
+def test_a_network_without_a_time_gets_a_fleet() -> None:
+    assert isinstance(build(ClockConfig(), "my_nets:make", 5, 777), Fleet)
+    assert build(ClockConfig(), "cnn", 5, 777) == PaperClock(2.3)
 
 
 @pytest.mark.parametrize(

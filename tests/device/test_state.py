@@ -37,7 +37,7 @@ from feddumap.system.determinism import deterministic
 from tests.conftest import small
 from tests.support.oracles import averaged, taken, walk
 
-FULL = 62_006  # LeNet's parameters
+FULL = 15_626  # LeNet's parameters
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -114,11 +114,11 @@ def test_one_step_of_everybody_is_gradient_descent(home: object) -> None:
     c = Σ n_k c_k / n, whatever the c_k are; and c_k⁺ = c_k − c + (x − y_k)/η = ∇f_k(x), so c⁺ = ∇f(x)."""
     run = api.start(config(train={"rounds": 2, "cohort": 6, "batch": 2000}, data={"augment": False}))
     everything = taken(run, run.split.indices)
-    images = everything.images.permute(0, 3, 1, 2).double() / 255
+    images = everything.inputs.permute(0, 3, 1, 2).double() / 255
     x = {name: tensor.double() for name, tensor in run.state.weights.items()}
     for number, _ in enumerate(run):
         model = network(run.state.architecture, x).double()
-        loss = F.cross_entropy(model(images), everything.labels)
+        loss = F.cross_entropy(model(images), everything.targets)
         gradient = dict(zip(x, torch.autograd.grad(loss, list(model.parameters())), strict=True))
         x = {name: x[name] - 0.05 * 0.99**number * gradient[name] for name in x}
         for name, tensor in run.state.weights.items():

@@ -19,7 +19,7 @@ OWN = "tests.support.asking:asking"
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_method_of_ones_own_asks_a_question_of_its_own(home: object, workers: int) -> None:
     run = api.train(small(method={"name": OWN}, run={"workers": workers}))
-    images, split = run.dataset.train_images, run.split
+    images, split = run.dataset.train_inputs, run.split
     expected = [float(images[split.device(k)].mean()) for k in range(6)]
     np.testing.assert_allclose(run.records[1]["brightness"], expected, rtol=1e-5)
     assert "brightness" not in run.records[0]

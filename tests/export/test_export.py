@@ -24,6 +24,7 @@ from feddumap import run as api
 from feddumap.cli import main as cli
 from feddumap.core.messages import Architecture
 from feddumap.data.sources import catalog
+from feddumap.data.sources.formats import DIGITS_INPUT
 from feddumap.errors import FeddumapError
 from feddumap.export import formats
 from feddumap.models import architecture, initialise, network
@@ -55,18 +56,18 @@ def untrained(path: Path, shape: Architecture) -> torch.nn.Module:
 
 
 def cut(family: str, widths: Callable[[str, int], int]) -> Architecture:
-    full = architecture(family, 10)
+    full = architecture(family, 10, DIGITS_INPUT)
     return replace(full, channels=tuple((name, widths(name, width)) for name, width in full.channels))
 
 
 SHAPES = {
-    "cnn": architecture("cnn", 10),
-    "lenet": architecture("lenet", 10),
-    "vgg11": architecture("vgg11", 10),
+    "cnn": architecture("cnn", 10, DIGITS_INPUT),
+    "lenet": architecture("lenet", 10, DIGITS_INPUT),
+    "vgg11": architecture("vgg11", 10, DIGITS_INPUT),
     # so narrow that models.initialization treats its projections apart
     "resnet18 cut": cut("resnet18", lambda name, width: width // (5 if name.endswith("conv1") else 8)),
     "lenet cut": cut("lenet", lambda name, width: {"conv1": 3, "conv2": 11}[name]),
-    "own": architecture("tests.support.own_model:make", 10),
+    "own": architecture("tests.support.own_model:make", 10, DIGITS_INPUT),
 }
 
 
@@ -75,7 +76,7 @@ def ask(path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, A
     if path.suffix == ".onnx":
         session = onnxruntime.InferenceSession(path)
         told = session.get_modelmeta().custom_metadata_map["feddumap"]
-        return lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0]), json.loads(told)
+        return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0]), json.loads(told)
     with safe_open(path, "pt") as file:
         told = file.metadata()["feddumap"]
     return export.load(path)[0], json.loads(told)
@@ -90,7 +91,7 @@ SLOW = ("cnn", "vgg11", "resnet18 cut")
 def test_files_answer_as_the_model(home: Path, tmp_path: Path, shape: str) -> None:
     model = untrained(tmp_path / "run", SHAPES[shape])
     generator = torch.Generator().manual_seed(5)
-    batches = [torch.rand(count, 3, 32, 32, generator=generator) for count in (5, 3, 1)]
+    batches = [SHAPES[shape].input.random(count, generator) for count in (5, 3, 1)]
     with torch.inference_mode():
         answers = [model(images) for images in batches]
     largest = max(float(answer.abs().max()) for answer in answers)
@@ -105,7 +106,7 @@ def test_files_answer_as_the_model(home: Path, tmp_path: Path, shape: str) -> No
             for images, expected in zip(batches, answers, strict=True):
                 torch.testing.assert_close(ask_it(images), expected, rtol=0, atol=2e-5 * largest)
         assert told["classes"] == [str(digit) for digit in range(10)]
-        assert told["input"]["shape"] == ["batch", 3, 32, 32]
+        assert told["input"]["shape"] == ["batch", *SHAPES[shape].input.shape]
         assert told["input"]["preprocessing"].startswith("bytes / 255")
         assert Architecture.from_json(told["architecture"]) == SHAPES[shape]
         assert str(ROOT).encode() not in written.path.read_bytes()  # nothing about where it was made
@@ -128,7 +129,7 @@ def test_a_pruned_run(home: Path, tmp_path: Path, to: str) -> None:
     assert not (run / FILES[to]).exists()
     shutil.move(out, out.with_suffix(Path(FILES[to]).suffix))
     answer, told = ask(out.with_suffix(Path(FILES[to]).suffix))
-    assert told["run"]["parameters"] == record["parameters"] < 62_006
+    assert told["run"]["parameters"] == record["parameters"] < 15_626
     assert (
         told["run"] | {"method": "feddumap", "data": "digits", "rounds": 3, "macs": record["macs"]}
         == told["run"]
@@ -137,7 +138,7 @@ def test_a_pruned_run(home: Path, tmp_path: Path, to: str) -> None:
     data = catalog.get("digits")
     with torch.inference_mode():
         guesses = (
-            answer(to_input(torch.from_numpy(data.test_images.copy())).contiguous()).argmax(dim=1).numpy()
+            answer(to_input(torch.from_numpy(data.test_inputs.copy())).contiguous()).argmax(dim=1).numpy()
         )
     assert np.mean(guesses == data.test_labels) == record["accuracy"]
 
@@ -152,7 +153,7 @@ def test_a_masked_run(home: Path, tmp_path: Path, name: str) -> None:
     left_out = sum(int((~kept).sum()) for kept in state.mask.values())
     assert left_out > 0
     onnx = export.write(run, "onnx")
-    assert onnx.metadata.run["parameters"] == 62_006 - left_out
+    assert onnx.metadata.run["parameters"] == 15_626 - left_out
     plain, metadata = export.load(export.write(run, "safetensors").path)
     assert metadata == onnx.metadata
     assert not plain.training
@@ -161,7 +162,7 @@ def test_a_masked_run(home: Path, tmp_path: Path, name: str) -> None:
         if key in state.mask:
             assert not tensor[~state.mask[key]].any()
     answer, _ = ask(onnx.path)
-    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         torch.testing.assert_close(answer(images), plain(images), rtol=0, atol=2e-5)
 
@@ -174,7 +175,7 @@ def test_a_safetensors_file_is_enough_by_itself(home: Path, tmp_path: Path) -> N
     model, metadata = export.load(str(path))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
     assert metadata.classes[3] == "3"
-    assert metadata.architecture == architecture("lenet", 10)
+    assert metadata.architecture == architecture("lenet", 10, DIGITS_INPUT)
 
     damaged = bytearray(path.read_bytes())
     damaged[-5] ^= 1
@@ -312,7 +313,7 @@ def test_class_names_of_ones_own_data(home: Path, tmp_path: Path) -> None:
     arrays = {
         f"{split}_{what}": getattr(digits, f"{split}_{what}")[keep[split]]
         for split in keep
-        for what in ("images", "labels")
+        for what in ("inputs", "labels")
     }
     data = tmp_path / "own.npz"
     np.savez(data, classes=np.array(["null", "één", "two"]), **arrays)
@@ -336,7 +337,7 @@ def test_a_published_set_that_is_not_cached(home: Path, tmp_path: Path) -> None:
     said: list[str] = []
     written = export.write(tmp_path / "run", "safetensors", say=said.append)
     assert (written.metadata.classes[3], written.test) == ("cat", 0)
-    assert said == ["cifar10 is not cached: outputs are compared on random images only"]
+    assert said == ["cifar10 is not cached: outputs are compared on random inputs only"]
     path.write_text(path.read_text().replace('name = "cifar10"', 'name = "cifar100"'))
     with pytest.raises(FeddumapError, match="cifar100 has 100 classes, the model 10"):
         export.write(tmp_path / "run", "safetensors", force=True)
@@ -378,8 +379,10 @@ def test_the_example_predicts_without_torch(home: Path, tmp_path: Path) -> None:
     names = []
     for index in range(3):
         names.append(f"{index}.png")
-        Image.fromarray(digits.test_images[index]).save(tmp_path / names[-1])
-    Image.fromarray(digits.test_images[0]).resize((64, 48)).convert("L").save(tmp_path / "large.png")
+        Image.fromarray(digits.test_inputs[index, ..., 0]).save(tmp_path / names[-1])
+    Image.fromarray(digits.test_inputs[0, ..., 0]).resize((64, 48)).convert("RGB").save(
+        tmp_path / "large.png"
+    )
     block = (
         "import sys, runpy; sys.modules['torch'] = sys.modules['feddumap'] = None; sys.argv = sys.argv[1:]; "
     )
@@ -393,11 +396,11 @@ def test_the_example_predicts_without_torch(home: Path, tmp_path: Path) -> None:
 
     done = call(str(model), *names, "large.png", "--top", "10")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "large.png: resized from 64×48 to 32×32\n"
+    assert done.stderr == "large.png: resized from 64×48 to 16×16\n"
     lines = done.stdout.splitlines()
     assert len(lines) == 4
     with torch.inference_mode():
-        inputs = to_input(torch.from_numpy(digits.test_images[:3].copy()))
+        inputs = to_input(torch.from_numpy(digits.test_inputs[:3].copy()))
         chances = torch.softmax(network_(inputs), dim=1)
     for index, line in enumerate(lines[:3]):
         file, _, rest = line.partition(": ")
@@ -423,10 +426,10 @@ def test_executorch(home: Path, tmp_path: Path, shape: str) -> None:
     program = Runtime.get().load_program(written.path)
     told = json.loads(program.load_method("feddumap").execute([])[0])
     assert told["classes"] == [str(digit) for digit in range(10)]
-    assert told["input"]["shape"] == [1, 3, 32, 32]
+    assert told["input"]["shape"] == [1, *SHAPES[shape].input.shape]
     forward = program.load_method("forward")
     for seed in range(3):
-        image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+        image = SHAPES[shape].input.random(1, torch.Generator().manual_seed(seed))
         with torch.inference_mode():
             expected = model(image)
         largest = float(expected.abs().max())

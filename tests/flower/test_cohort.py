@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.support.flower import DEVICES, METHODS, alike, config_of
 
@@ -23,10 +22,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from feddumap import run as api
 from feddumap.cli import main as cli
-from feddumap.config import Config, MethodConfig
+from feddumap.config import Config, DataConfig, MethodConfig
 from feddumap.core.messages import MissingUpload, Question, Upload
-from feddumap.data.dataset import Dataset
-from feddumap.data.sources import device_files
 from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
 from feddumap.flower import codec, requests, server
@@ -76,9 +73,26 @@ def own_nodes(grid: FakeGrid, run: api.Run, folder: Path) -> None:
     """Give each node its part of the data set as data of its own."""
     for k in range(DEVICES):
         indices = run.split.device(k)
-        images, labels = run.dataset.train_images[indices], run.dataset.train_labels[indices]
+        images, labels = run.dataset.train_inputs[indices], run.dataset.train_labels[indices]
         np.savez(folder / f"{k}.npz", images=images, labels=labels)
         grid.node(k).config["data"] = str(folder / f"{k}.npz")
+
+
+def test_users_of_a_table_are_devices(home: Path, tmp_path: Path) -> None:
+    """Nodes read and split the same file; the server scores each device on its own test samples."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.normal() + 2 * (i % 2):.4f},{rng.normal():.4f},{'ab'[i % 2]},u{i % DEVICES}"
+        for i in range(120)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,kind,who", *rows]) + "\n")
+    keys = {"label": "kind", "user": "who", "partition": "natural", "devices": DEVICES}
+    config = config_of("fedavg", "local", clock={"profile": "general"}, model={"name": "mlp"})
+    config = config.replace(data={"name": str(tmp_path / "t.csv"), **keys})
+    expected = api.train(config)
+    assert expected.records[-1]["device_accuracy"]["devices"] == DEVICES
+    grid = FakeGrid.of(DEVICES, state=str(tmp_path / "state"))
+    alike(over(grid, config.replace(run={"engine": "flower"})).run(), expected)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "data-sharing"])
@@ -399,6 +413,8 @@ def test_a_server_cannot_name_code_to_run(run: api.Run, tmp_path: Path) -> None:
 
     assert reason(order) == "done"
     assert "method.name = 'os:system' names code to run on this device" in reason(replace(order, config=evil))
+    made = order.config.model_copy(update={"data": DataConfig(name="os:getcwd")})
+    assert "data.name = 'os:getcwd' names code to run on this device" in reason(replace(order, config=made))
     shape = replace(order.architecture, family="tests.support.own_model:make")
     assert "model.name = 'tests.support.own_model:make' names code" in reason(
         replace(order, architecture=shape)
@@ -522,53 +538,3 @@ def test_a_questions_tries_are_bounded(run: api.Run, tmp_path: Path) -> None:
     with pytest.raises(FeddumapError, match=r"when asked 'secrets'.*it refused: unknown question 'secrets'"):
         list(cohort.survey(Question("secrets"), broadcast_of(run.state, run.config), [0]))
     assert grid.node(0).kinds.count("query") == 1 + cohort_module.TRIES
-
-
-# data of one's own
-
-
-def test_own_data_from_a_folder_of_images(digits: Dataset, tmp_path: Path) -> None:
-    said: list[str] = []
-    for i, name in enumerate(["3", "7", "3"]):
-        (tmp_path / name).mkdir(exist_ok=True)
-        image = Image.fromarray(digits.train_images[i])
-        (image if i else image.resize((64, 64))).save(tmp_path / name / f"{i}.png")
-    (tmp_path / "3" / "notes.txt").write_text("mine")
-    images, labels = device_files.read(tmp_path, digits.classes, said.append)
-    assert labels.tolist() == [3, 3, 7]
-    assert np.array_equal(images[1], digits.train_images[2])
-    assert said == [f"{tmp_path}: 1 of 3 images were resized to 32 by 32 pixels"]
-    (tmp_path / "3" / "broken.jpg").write_bytes(b"no image")
-    with pytest.raises(FeddumapError, match=r"broken.jpg cannot be decoded"):
-        device_files.read(tmp_path, digits.classes)
-    (tmp_path / "cats").mkdir()
-    with pytest.raises(FeddumapError, match=r"a folder 'cats', which is not a class of the federation"):
-        device_files.read(tmp_path, digits.classes)
-
-
-def test_own_data_from_files(digits: Dataset, tmp_path: Path) -> None:
-    import io
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def png(image: np.ndarray) -> bytes:
-        file = io.BytesIO()
-        Image.fromarray(image).save(file, "PNG")
-        return file.getvalue()
-
-    images, labels = digits.train_images[:5], digits.train_labels[:5]
-    rows = {"image": [{"bytes": png(image), "path": None} for image in images], "label": labels.tolist()}
-    pq.write_table(pa.table(rows), tmp_path / "d.parquet")
-    np.savez(tmp_path / "d.npz", images=images, labels=labels)
-    for name in ("d.parquet", "d.npz"):
-        found, numbers = device_files.read(tmp_path / name, digits.classes)
-        assert np.array_equal(found, images)
-        assert numbers.tolist() == labels.tolist()
-    with pytest.raises(FeddumapError, match=r"labels from \d to \d: expected 0 to 1"):
-        device_files.read(tmp_path / "d.npz", ["a", "b"])
-    with pytest.raises(FeddumapError, match=r"no such file or folder; expected a folder"):
-        device_files.read(tmp_path / "nowhere", digits.classes)
-    np.savez(tmp_path / "odd.npz", images=images, labels=labels[:4])
-    with pytest.raises(FeddumapError, match="has 5 images and 4 labels"):
-        device_files.read(tmp_path / "odd.npz", digits.classes)

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from feddumap.config import Config
-from feddumap.core.messages import Answer, Broadcast, Question, Upload
+from feddumap.core.messages import CIFAR_INPUT, Answer, Broadcast, Question, Upload
 from feddumap.core.tensors import digest
 from feddumap.device.surveys import SURVEYS, Survey
 from feddumap.flower import codec, handshake, replies, requests
@@ -95,12 +95,12 @@ def test_a_request_comes_back() -> None:
     assert (broadcast.round, broadcast.lr, broadcast.architecture) == (3, 0.05, SHAPE)
     for group in ("weights", "extra", "mask"):
         assert digest(getattr(broadcast, group)) == digest(getattr(MESSAGE, group))
-    found = requests.read_shared(content)
+    found = requests.read_shared(content, CIFAR_INPUT)
     assert isinstance(found, Samples)
-    assert torch.equal(found.images, shared.images)
-    assert torch.equal(found.labels, shared.labels)
+    assert torch.equal(found.inputs, shared.inputs)
+    assert torch.equal(found.targets, shared.targets)
     plain = requests.pack_request(replace(REQUEST, question=None), requests.pack_broadcast(MESSAGE))
-    assert requests.read_shared(plain) is None
+    assert requests.read_shared(plain, CIFAR_INPUT) is None
     assert requests.read_request(plain) == replace(REQUEST, question=None)
 
 
@@ -380,11 +380,11 @@ def test_bad_broadcasts_are_refused() -> None:
     assert "is not like" in refused(**codec.pack(extra={"v/conv1.weight": torch.zeros(3)}))
     assert "not finite" in refused(**codec.pack(extra={"v/fc3.bias": torch.full((10,), torch.inf)}))
     content = RecordDict(
-        {**codec.pack(gift={"images": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
+        {**codec.pack(gift={"inputs": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
     )
-    found = requests.read_shared(content)
+    found = requests.read_shared(content, CIFAR_INPUT)
     assert isinstance(found, Refused)
-    assert "not images of 32 by 32" in found.reason
+    assert "not samples (image 3×32×32)" in found.reason
 
 
 @settings(max_examples=150)

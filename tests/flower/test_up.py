@@ -121,10 +121,14 @@ def test_child_processes_exit_with_their_parent(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "3 because\n"
-    assert len([line for line in command_lines().values() if line.startswith("sleep 1234.5")]) == 2
+
+    def sleeping() -> int:
+        return sum(line.startswith("sleep 1234.5") for line in command_lines().values())
+
+    until(lambda: sleeping() == 2, "the two sleeps of the first process", 20)
     process.kill()
     process.communicate()
-    until(lambda: "sleep 1234.5" not in " ".join(command_lines().values()), "their exit", 20)
+    until(lambda: not sleeping(), "their exit", 20)
 
 
 @needs_proc

@@ -267,7 +267,7 @@ def test_an_item_is_trained_once_and_set_beside_the_paper(home: Path, paper: Com
     assert shown[:2] == ["FedDU", "0.552"]
     assert shown[2].startswith(f"{mean:.3f}")
     assert shown[4] == "284"
-    assert shown[6:] == ["0.7", "0.7"]
+    assert shown[6:] == ["0.7", "0.0"]  # the digits are smaller
     assert "Set for these runs: train.rounds=2, model.name=lenet, data.name=digits" in printed
     assert "17 rows of the paper are left out" in printed
     paths = sorted(str(path) for path in (tmp_path / "runs").iterdir())

@@ -392,7 +392,7 @@ def alive(pid: int) -> bool:
 def test_an_end_leaves_resumable_cells_and_no_processes(
     write: Write, grid: Command, tmp_path: Path, how: signal.Signals, expected: int
 ) -> None:
-    file = write({"run.seed": [1, 2, 3]}, train={"rounds": 400}, run={"checkpoint_every": 1000})
+    file = write({"run.seed": [1, 2, 3]}, train={"rounds": 4000, "epochs": 5}, run={"checkpoint_every": 1000})
     out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-m", "feddumap", "grid", str(file), "--out", str(out), "--jobs", "2"],

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from feddumap import run as api
+from feddumap.core.messages import CIFAR_INPUT
 from feddumap.core.rng import stream
 from feddumap.core.tensors import all_finite, digest
 from feddumap.errors import FeddumapError
@@ -34,25 +35,25 @@ def two_classes(count: int = 40) -> Samples:
 
 
 def test_the_shift_is_the_log_of_the_frequencies() -> None:
-    shift = label_shift(two_classes().labels, 10, 0.5)
+    shift = label_shift(two_classes().targets, 10, 0.5)
     assert shift is not None
     expected = np.full(10, math.log(MIN_FREQUENCY))
     expected[2], expected[7] = math.log(0.75), math.log(0.25)
     np.testing.assert_allclose(shift.numpy(), 0.5 * expected, rtol=1e-6)
-    assert label_shift(two_classes().labels, 10, 0.0) is None
+    assert label_shift(two_classes().targets, 10, 0.0) is None
 
 
 @both_kernels
 @pytest.mark.parametrize("tau", [0.5, 1.0])
 def test_training_equals_sgd_on_shifted_outputs_in_float64(kernels: Kernels, tau: float) -> None:
     data, weights, lr = two_classes(), initialise(LENET, 3), 0.05
-    shift = label_shift(data.labels, 10, tau)
+    shift = label_shift(data.targets, 10, tau)
     trained = make_model(LENET, weights, kernels)
-    fit(trained, batches(data, 2, 8, stream(1, "b"), augment=True, shift=shift), sgd(), lr)
+    fit(trained, batches(data, 2, 8, stream(1, "b"), augment=CIFAR_INPUT, shift=shift), sgd(), lr)
     oracle = network(LENET, weights).double()
     optimiser = torch.optim.SGD(oracle.parameters(), lr=lr)
-    pi = torch.bincount(data.labels, minlength=10).double() / len(data)
-    for inputs, labels in batches(data, 2, 8, stream(1, "b"), augment=True):
+    pi = torch.bincount(data.targets, minlength=10).double() / len(data)
+    for inputs, labels in batches(data, 2, 8, stream(1, "b"), augment=CIFAR_INPUT):
         optimiser.zero_grad()
         outputs = oracle(inputs.double().contiguous()) + tau * pi.clamp_min(1e-4).log()
         F.cross_entropy(outputs, labels).backward()
@@ -64,12 +65,12 @@ def test_training_equals_sgd_on_shifted_outputs_in_float64(kernels: Kernels, tau
 @both_kernels
 def test_it_is_a_shift_of_the_output_bias_while_training(kernels: Kernels) -> None:
     data, weights = two_classes(), initialise(LENET, 3)
-    shift = label_shift(data.labels, 10, 1.0)
+    shift = label_shift(data.targets, 10, 1.0)
     assert shift is not None
     biased = {**weights, "fc3.bias": weights["fc3.bias"] + shift}
     ours, theirs = make_model(LENET, weights, kernels), make_model(LENET, biased, kernels)
-    fit(ours, batches(data, 2, 8, stream(1, "b"), augment=True, shift=shift), momentum(0.9), 0.05)
-    fit(theirs, batches(data, 2, 8, stream(1, "b"), augment=True), momentum(0.9), 0.05)
+    fit(ours, batches(data, 2, 8, stream(1, "b"), augment=CIFAR_INPUT, shift=shift), momentum(0.9), 0.05)
+    fit(theirs, batches(data, 2, 8, stream(1, "b"), augment=CIFAR_INPUT), momentum(0.9), 0.05)
     undone = theirs.weights()
     undone["fc3.bias"] -= shift
     for name, tensor in ours.weights().items():
@@ -79,11 +80,11 @@ def test_it_is_a_shift_of_the_output_bias_while_training(kernels: Kernels) -> No
 @both_kernels
 def test_the_full_gradient_is_of_the_same_loss(kernels: Kernels) -> None:
     data, weights = two_classes(), initialise(LENET, 3)
-    shift = label_shift(data.labels, 10, 1.0)
+    shift = label_shift(data.targets, 10, 1.0)
     assert shift is not None
     found = full_gradient(make_model(LENET, weights, kernels), data, shift)
     oracle = network(LENET, weights).double()
-    loss = F.cross_entropy(oracle(to_input(data.images).double()) + shift.double(), data.labels)
+    loss = F.cross_entropy(oracle(to_input(data.inputs).double()) + shift.double(), data.targets)
     grads = torch.autograd.grad(loss, list(oracle.parameters()))
     for (name, _), grad in zip(oracle.named_parameters(), grads, strict=True):
         torch.testing.assert_close(found[name].double(), grad, rtol=1e-4, atol=1e-6)
@@ -95,7 +96,7 @@ def test_classes_that_are_absent_keep_their_outputs(kernels: Kernels) -> None:
     data, weights = two_classes(), initialise(LENET, 3)
     absent = [c for c in range(10) if c not in (2, 7)]
     gradients = {
-        tau: full_gradient(make_model(LENET, weights, kernels), data, label_shift(data.labels, 10, tau))
+        tau: full_gradient(make_model(LENET, weights, kernels), data, label_shift(data.targets, 10, tau))
         for tau in (0.0, 1.0)
     }
     plain, calibrated = (gradients[tau]["fc3.bias"][absent].abs().max() for tau in (0.0, 1.0))
@@ -108,9 +109,9 @@ def test_equal_frequencies_change_nothing_but_rounding() -> None:
     images = torch.randint(0, 256, (40, 32, 32, 3), dtype=torch.uint8, generator=generator)
     data, weights = Samples(images, torch.arange(40) % 10), initialise(LENET, 3)
     plain, calibrated = (make_model(LENET, weights, "c") for _ in range(2))
-    fit(plain, batches(data, 1, 8, stream(1, "b"), augment=True), sgd(), 0.05)
-    shift = label_shift(data.labels, 10, 1.0)
-    fit(calibrated, batches(data, 1, 8, stream(1, "b"), augment=True, shift=shift), sgd(), 0.05)
+    fit(plain, batches(data, 1, 8, stream(1, "b"), augment=CIFAR_INPUT), sgd(), 0.05)
+    shift = label_shift(data.targets, 10, 1.0)
+    fit(calibrated, batches(data, 1, 8, stream(1, "b"), augment=CIFAR_INPUT, shift=shift), sgd(), 0.05)
     for name, tensor in calibrated.weights().items():
         torch.testing.assert_close(tensor, plain.weights()[name], rtol=1e-4, atol=1e-6)
 
@@ -119,7 +120,9 @@ def test_equal_frequencies_change_nothing_but_rounding() -> None:
 @every
 def test_every_method_is_calibrated(home: object, name: str) -> None:
     """Other weights after a round, and the same messages."""
-    run, plain = (api.train(config_of(name, train={"rounds": 1, "calibration": tau})) for tau in (1.0, 0.0))
+    run, plain = (
+        api.train(config_of(name, train={"rounds": 1, "lr": 0.2, "calibration": tau})) for tau in (1.0, 0.0)
+    )
     assert all_finite(run.state.weights)
     assert digest(run.state.weights) != digest(plain.state.weights)
     if name not in ("imc", "prunefl"):  # whose masks depend on the weights
@@ -132,7 +135,7 @@ def test_evaluation_uses_plain_outputs(home: object) -> None:
     run = api.train(small(train={"rounds": 1, "calibration": 1.0}))
     data = run.dataset
     outputs = network(run.state.architecture, run.state.weights).double()(
-        to_input(torch.from_numpy(np.array(data.test_images))).double()
+        to_input(torch.from_numpy(np.array(data.test_inputs))).double()
     )
     labels = torch.from_numpy(data.test_labels.astype(np.int64))
     assert run.records[-1]["loss"] == pytest.approx(F.cross_entropy(outputs, labels).item(), rel=1e-4)

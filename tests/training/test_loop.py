@@ -15,7 +15,7 @@ from torch import nn
 
 from feddumap import run as api
 from feddumap.config import Config
-from feddumap.core.messages import Tensors
+from feddumap.core.messages import CIFAR_INPUT, Tensors
 from feddumap.core.rng import stream, torch_stream
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
@@ -23,7 +23,7 @@ from feddumap.models import architecture, initialise, network
 from feddumap.runs.inspect import describe
 from feddumap.runs.reader import read_config
 from feddumap.system.determinism import deterministic
-from feddumap.training.augment import PAD, crop_and_flip, draw, pad
+from feddumap.training.augment import crop_and_flip, draw, pad
 from feddumap.training.backends import Kernels, choose_kernels, make_model
 from feddumap.training.chain_model import ChainModel
 from feddumap.training.evaluation import Score, chunks, score
@@ -56,13 +56,13 @@ def samples(count: int, seed: int = 0, size: int = 32) -> Samples:
 def test_crop_and_flip_equals_one_image_at_a_time() -> None:
     data = samples(20)
     order = np.random.default_rng(1).permutation(20)
-    crops = draw(20, np.random.default_rng(5))
-    got = crop_and_flip(pad(data.images.numpy()), order, crops)
+    crops = draw(20, np.random.default_rng(5), 4, flip=True)
+    got = crop_and_flip(pad(data.inputs.numpy(), 4), order, crops, 4)
     rng = np.random.default_rng(5)
-    tops, lefts = rng.integers(0, 2 * PAD + 1, size=(2, 20))
+    tops, lefts = rng.integers(0, 2 * 4 + 1, size=(2, 20))
     mirrored = rng.random(20) < 0.5
     for i, (top, left, mirror) in enumerate(zip(tops, lefts, mirrored, strict=True)):
-        padded = np.pad(data.images[order[i]].numpy(), ((4, 4), (4, 4), (0, 0)))
+        padded = np.pad(data.inputs[order[i]].numpy(), ((4, 4), (4, 4), (0, 0)))
         expected = padded[top : top + 32, left : left + 32]
         np.testing.assert_array_equal(got[i], expected[:, ::-1] if mirror else expected)
     assert {True, False} == set(mirrored.tolist())
@@ -74,7 +74,7 @@ def test_crop_and_flip_equals_one_image_at_a_time() -> None:
 @given(count=st.integers(1, 40), size=st.integers(1, 50), epochs=st.integers(1, 3))
 def test_every_epoch_shows_every_sample_once(count: int, size: int, epochs: int) -> None:
     data = Samples(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), torch.arange(count))
-    shown = list(batches(data, epochs, size, np.random.default_rng(0), augment=False))
+    shown = list(batches(data, epochs, size, np.random.default_rng(0), augment=None))
     per_epoch = -(-count // size)
     assert len(shown) == epochs * per_epoch  # E·⌈n/B⌉: no batch is dropped
     for epoch in range(epochs):
@@ -84,15 +84,15 @@ def test_every_epoch_shows_every_sample_once(count: int, size: int, epochs: int)
 
 def test_paper_step_count() -> None:
     data = samples(25)
-    assert sum(1 for _ in batches(data, 2, 10, np.random.default_rng(0), augment=True)) == 6
+    assert sum(1 for _ in batches(data, 2, 10, np.random.default_rng(0), augment=CIFAR_INPUT)) == 6
 
 
 def test_inputs_are_unit_floats_in_channels_last() -> None:
     data = samples(3)
-    inputs = to_input(data.images)
+    inputs = to_input(data.inputs)
     assert inputs.shape == (3, 3, 32, 32)
     assert inputs.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(inputs, data.images.permute(0, 3, 1, 2).float() / 255, rtol=0, atol=0)
+    torch.testing.assert_close(inputs, data.inputs.permute(0, 3, 1, 2).float() / 255, rtol=0, atol=0)
 
 
 @both_kernels
@@ -103,12 +103,12 @@ def test_fit_equals_torch_sgd_in_float64(family: str, kernels: Kernels) -> None:
     weights = initialise(shape, 3)
     trained = make_model(shape, weights, kernels)
     with deterministic():
-        steps = fit(trained, batches(samples(30), 2, 8, stream(1, "b"), augment=True), sgd(), 0.05)
+        steps = fit(trained, batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT), sgd(), 0.05)
     assert steps == 8
 
     oracle = network(shape, weights).double().to(memory_format=torch.contiguous_format)
     optimiser = torch.optim.SGD(oracle.parameters(), lr=0.05)
-    for inputs, labels in batches(samples(30), 2, 8, stream(1, "b"), augment=True):
+    for inputs, labels in batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT):
         optimiser.zero_grad()
         F.cross_entropy(oracle(inputs.double().contiguous()), labels).backward()
         optimiser.step()
@@ -166,7 +166,7 @@ def test_a_rule_does_the_same_with_both_kernels(name: str) -> None:
     for kernels in ("c", "torch"):
         model, seen = make_model(shape, weights, kernels), {}
         with deterministic():
-            data = batches(samples(30), 2, 8, stream(1, "b"), augment=True)
+            data = batches(samples(30), 2, 8, stream(1, "b"), augment=CIFAR_INPUT)
             assert fit(model, data, RULES[name](weights, seen), lr) == 8
         models.append(model)
         told.append(seen)
@@ -192,14 +192,14 @@ def test_chunks_cover_and_scores_add_up(kernels: Kernels) -> None:
     weights = initialise(shape, 3)
     model = make_model(shape, weights, kernels)
     data = samples(600)
-    parts = [score(model, Samples(data.images[a:b], data.labels[a:b])) for a, b in chunks(600)]
+    parts = [score(model, data[a:b]) for a, b in chunks(600)]
     total = Score.total(parts)
-    outputs = network(shape, weights).double().eval()(to_input(data.images).double())
+    outputs = network(shape, weights).double().eval()(to_input(data.inputs).double())
     assert total.count == 600
     assert total.accuracy == pytest.approx(
-        (outputs.argmax(1) == data.labels).double().mean().item(), abs=2 / 600
+        (outputs.argmax(1) == data.targets).double().mean().item(), abs=2 / 600
     )
-    assert total.mean_loss == pytest.approx(F.cross_entropy(outputs, data.labels).item(), rel=1e-5)
+    assert total.mean_loss == pytest.approx(F.cross_entropy(outputs, data.targets).item(), rel=1e-5)
 
 
 def test_scoring_changes_no_batch_norm_statistics() -> None:

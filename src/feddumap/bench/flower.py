@@ -4,7 +4,7 @@ counted."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,12 @@ def bench_flower(model: str, nodes: int, rounds: int, progress: Progress = ignor
 
 
 def _simulated(config: Config, progress: Progress) -> api.Run:
-    def show(record: dict[str, Any]) -> None:
+    def show(record: Mapping[str, Any]) -> None:
         progress("simulated rounds", record["round"] + 1, config.train.rounds)
 
     return api.train(config.replace(run={"engine": "local"}), on_round=show)
 
 
-def _times(records: Sequence[dict[str, Any]]) -> Times:
+def _times(records: Sequence[Mapping[str, Any]]) -> Times:
     walls = [record["wall"] for record in records]
     return Times(walls[0], [after - before for before, after in pairwise(walls)])

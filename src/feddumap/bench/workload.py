@@ -15,7 +15,8 @@ import numpy as np
 from feddumap import run as api
 from feddumap.config import Config
 from feddumap.data import dataset, partition
-from feddumap.data.dataset import Arrays, Dataset
+from feddumap.data.dataset import Arrays, Contents, Dataset
+from feddumap.engine.session import Session
 from feddumap.system.callbacks import Progress, ignore
 from feddumap.system.determinism import cores
 
@@ -86,7 +87,8 @@ def random_data(images: int) -> Iterator[Dataset]:
 
     with tempfile.TemporaryDirectory(prefix="feddumap-bench-") as temporary:
         folder = Path(temporary) / "random"
-        dataset.write(folder, "random", CLASSES, Arrays(*draw(images), *draw(10)), "random numbers")
+        contents = Contents(Arrays(*draw(images), *draw(10)), CLASSES, "random numbers")
+        dataset.write(folder, "random", contents)
         yield dataset.read(folder, verify=False)
 
 
@@ -129,7 +131,7 @@ def measure(
     """
     config = api.complete(workload.config(rounds + 2), data)
     split = partition.split(data.train_labels, len(CLASSES), config.data, SEED)
-    run = api.Run(config, data, split)
+    run = Session(config, data, split)
     whole = (rounds + 1) * workload.cohort
 
     def tick(what: str, done: int, _: int) -> None:

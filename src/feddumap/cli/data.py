@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feddumap.cli.options import DatasetName, Json, print_json
+from feddumap.cli.options import DatasetName, Json, Sets, print_json
+from feddumap.config import load
 
 app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True)
 
@@ -15,6 +17,7 @@ app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True)
 @app.command()
 def get(
     name: DatasetName,
+    sets: Sets = None,
     given: Annotated[
         Path | None, typer.Option("--from", help="Folder or file to read instead of downloading.")
     ] = None,
@@ -24,11 +27,12 @@ def get(
     from feddumap.data.sources import catalog
     from feddumap.system import console
 
+    config = load(None, [*(sets or ()), f"data.name={json.dumps(name)}"])
     with console.progress_bar() as progress:
-        dataset = catalog.get(name, given, console.say, progress, force=force)
+        dataset = catalog.get(config.data, given, console.say, progress, force=force)
     console.out.print(
         f"{dataset.name}: {len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test "
-        f"images, {len(dataset.classes)} classes, in {dataset.folder}",
+        f"samples ({dataset.input.describe()}), {len(dataset.classes)} classes, in {dataset.folder}",
         markup=False,
     )
 

@@ -10,37 +10,28 @@ import typer
 from feddumap.cli.options import DatasetName, Json, RunDirectory, Sets, print_json
 from feddumap.config import load
 
-app = typer.Typer(help="Inspect a model, a data set or a run.", no_args_is_help=True)
+app = typer.Typer(help="Inspect a model, a data set, a run or what it would prune.", no_args_is_help=True)
 
 
 def methods(as_json: Json = False) -> None:
-    """List the methods and their configuration keys."""
-    from feddumap.methods.registry import RECIPES, keys
+    """List the methods, where they come from and their configuration keys."""
+    from feddumap.methods.listing import listed
     from feddumap.system import console
 
+    found, broken = listed()
+    for sentence in broken:
+        console.say(sentence)
     if as_json:
-        value = {
-            name: {
-                "summary": recipe.summary,
-                "keys": {
-                    key: {"type": kind, "default": default, "description": text}
-                    for key, kind, default, text in keys(name)
-                },
-            }
-            for name, recipe in RECIPES.items()
-        }
-        print_json(value)
+        print_json({entry.pop("name"): entry for entry in found})
         return
-    rows = [
-        (name, recipe.summary, ", ".join(key for key, *_ in keys(name))) for name, recipe in RECIPES.items()
-    ]
-    console.table("", ("method", "description", "keys"), rows)
+    rows = [(entry["name"], entry["from"], entry["summary"], ", ".join(entry["keys"])) for entry in found]
+    console.table("", ("method", "from", "description", "keys"), rows)
     console.out.print("`feddumap train --help` describes the keys.", markup=False)
 
 
 @app.command()
 def model(
-    name: Annotated[str, typer.Argument(help="cnn, lenet, vgg11 or resnet18.")],
+    name: Annotated[str, typer.Argument(help="A name as for model.name, such as cnn.")],
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     as_json: Json = False,
 ) -> None:
@@ -82,13 +73,17 @@ def _show_split(value: dict[str, Any]) -> None:
     from feddumap.system import console
 
     degrees, samples, server = value["degree_devices"], value["samples"], value["server"]
+    counts, users = list(value["labels"]["train"].values()), value["users"]
     rows = [
-        ("training images, test images", f"{value['train']:,}, {value['test']:,}"),
+        ("input", value["input"]),
+        ("training samples per class", f"{min(counts):,} to {max(counts):,}"),
+        *([("users, samples per user", _users(users))] if users else []),
+        ("training samples, test samples", f"{value['train']:,}, {value['test']:,}"),
         ("devices, partition", f"{value['devices']:,}, {value['partition']}"),
-        ("images per device", f"{samples['min']:,} to {samples['max']:,}, {samples['total']:,} in total"),
+        ("samples per device", f"{samples['min']:,} to {samples['max']:,}, {samples['total']:,} in total"),
         ("non-IID degree of a device", "{min:.3f} to {max:.3f}, mean {mean:.3f}".format(**degrees)),
         ("non-IID degree of the first cohort", f"{value['degree_cohort']:.3f}"),
-        ("images on the server", f"{server['samples']:,} of {server['classes']} classes"),
+        ("samples on the server", f"{server['samples']:,} of {server['classes']} classes"),
         ("non-IID degree of the server", "-" if server["degree"] is None else f"{server['degree']:.3f}"),
     ]
     console.table(f"{value['data']}, {value['classes']} classes", ("", ""), rows)
@@ -97,12 +92,36 @@ def _show_split(value: dict[str, Any]) -> None:
     )
 
 
+def _users(users: dict[str, int]) -> str:
+    nobody = f", {users['nobody']:,} without a user" if users["nobody"] else ""
+    return f"{users['count']:,}, {users['min']:,} to {users['max']:,}{nobody}"
+
+
 @app.command()
 def run(directory: RunDirectory, as_json: Json = False) -> None:
     """Print a run's accuracy, prunings, removed filters and costs."""
     from feddumap.runs.inspect import describe, show
 
     value = describe(directory)
+    if as_json:
+        print_json(value)
+    else:
+        show(value)
+
+
+@app.command()
+def prune(
+    directory: RunDirectory,
+    rate: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The rate, instead of the one the method finds.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what the run's method would remove from its newest checkpoint, without changing anything."""
+    from feddumap.runs.prune_preview import preview, show
+    from feddumap.system import console
+
+    value = preview(directory, rate, console.say)
     if as_json:
         print_json(value)
     else:

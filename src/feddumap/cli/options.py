@@ -22,7 +22,12 @@ Sets = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
-DatasetName = Annotated[str, typer.Argument(help="digits, cifar10, cifar100 or an .npz file.")]
+DatasetName = Annotated[
+    str,
+    typer.Argument(
+        help="A data set, as data.name has it: digits, cifar10, cifar100, a file or folder, hub:NAME."
+    ),
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs to train in parallel; default one per core.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate the time they take.")]
 

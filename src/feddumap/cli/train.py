@@ -54,7 +54,8 @@ def train(
     settings = load(config, sets or ())
     if get_engine(settings.run.engine) is None:
         forkserver.prepare(settings.run.workers)
-    name = f"{settings.method.name}-{settings.model.name}-{Path(settings.data.name).stem}-{settings.run.seed}"
+    parts = (settings.method.name, settings.model.name, Path(settings.data.name).stem, settings.run.seed)
+    name = "-".join(map(str, parts)).replace(":", ".")
     from feddumap import run as api
     from feddumap.system import console
 
@@ -69,6 +70,8 @@ def resume(
     workers: Annotated[int | None, typer.Option(help="Number of worker processes from now on.")] = None,
     rounds: Annotated[int | None, typer.Option(help="New total number of rounds.")] = None,
     tensorboard: Annotated[bool | None, typer.Option(help="Whether to write TensorBoard events.")] = None,
+    wandb: Annotated[bool | None, typer.Option(help="Whether to log to Weights & Biases.")] = None,
+    mlflow: Annotated[bool | None, typer.Option(help="Whether to log to MLflow.")] = None,
 ) -> None:
     """Resume an interrupted run from its last checkpoint; the result is bit-identical."""
     forkserver.prepare(workers)
@@ -77,7 +80,8 @@ def resume(
     from feddumap.system import console
 
     get_engine(read_config(directory).run.engine)  # an engine that cannot be used is an error here
-    run = api.resume(directory, workers, rounds, console.say, tensorboard)
+    trackers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    run = api.resume(directory, workers, rounds, console.say, runtime=trackers)
     if run.finished:
         console.say(f"{directory} is finished ({run.state.round} rounds)")
     else:

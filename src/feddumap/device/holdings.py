@@ -47,4 +47,4 @@ class SplitHoldings:
         return self._take(server)
 
     def _take(self, indices: np.ndarray) -> Samples:
-        return Samples.take(self.dataset.train_images, self.dataset.train_labels, indices)
+        return Samples.take(self.dataset.train_inputs, self.dataset.train_labels, indices)

@@ -20,9 +20,10 @@ from feddumap.core.messages import Answer, Broadcast, Question
 from feddumap.core.tensors import Form, Forms
 from feddumap.device.task import Task
 from feddumap.errors import unknown
-from feddumap.pruning.dependency_graph import prunable
-from feddumap.pruning.ranks import feature_ranks
+from feddumap.models import layer_widths
+from feddumap.pruning.ranks import unit_ranks
 from feddumap.pruning.rates import NodeRate, node_rate
+from feddumap.pruning.structure import candidates
 from feddumap.training.backends import make_model
 
 MOST_SAMPLES = 2**40
@@ -167,18 +168,21 @@ def rate(question: Question, task: Task) -> Answer:
 
 
 def _rank_forms(question: Question, broadcast: Broadcast) -> Forms:
-    widths = broadcast.architecture.widths
+    widths = layer_widths(broadcast.architecture)
     return {name: Form("float64", (widths[name],)) for name in question.settings["layers"]}
 
 
 @survey("ranks", fault=no_values, forms=_rank_forms)
 def ranks(question: Question, task: Task) -> Answer:
-    """Feature-map ranks on this device's images, for a server that has none."""
-    wanted = set(question.settings["layers"])
-    layers = [layer for layer in prunable(task.broadcast.architecture).layers if layer.leader in wanted]
-    samples = task.holdings.samples(task.device)
-    model = make_model(task.broadcast.architecture, task.broadcast.weights, task.config.train.kernels)
-    found = feature_ranks(model, layers, samples, lambda *_: None)
+    """The ranks of units on this device's samples, for a server that has none."""
+    wanted, message = question.settings["layers"], task.broadcast
+    known = {layer.leader: layer for layer in candidates(message.architecture, "all").layers}
+    if strangers := [name for name in wanted if name not in known]:
+        raise unknown("layer", strangers[0], known)
+    found = unit_ranks(
+        message.architecture, message.weights, task.config.train.kernels, [known[name] for name in wanted],
+        task.holdings.samples(task.device), lambda *_: None,
+    )  # fmt: skip
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
     return Answer(task.device, tensors=tensors)
 

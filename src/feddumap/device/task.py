@@ -62,11 +62,14 @@ class Task:
         train = self.config.train
         placed = samples.to(self.config.run.device)
         rng, shift = self.rng("batches"), self.shift(placed)
-        return batches(placed, train.epochs, train.batch, rng, augment=self.config.data.augment, shift=shift)
+        augment = self.broadcast.architecture.input if self.config.data.augment else None
+        return batches(placed, train.epochs, train.batch, rng, augment=augment, shift=shift)
 
     def shift(self, samples: Samples) -> torch.Tensor | None:
         """What `train.calibration` adds to the outputs while the device trains on `samples`."""
-        return label_shift(samples.labels, self.broadcast.architecture.classes, self.config.train.calibration)
+        return label_shift(
+            samples.targets, self.broadcast.architecture.classes, self.config.train.calibration
+        )
 
     def received(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors that came along under a prefix, by parameter name."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from feddumap.config import Config
+from feddumap.core.messages import Architecture
 from feddumap.data.sources import catalog
 from feddumap.engine.rounds import active_parameters
 from feddumap.errors import FeddumapError
@@ -18,23 +19,23 @@ from feddumap.models.cost import macs
 from feddumap.runs.reader import Checkpoint, read_checkpoint, read_config, read_records
 from feddumap.system.callbacks import Say
 
-IMAGES = 32  # test images to compare outputs on
+INPUTS = 32  # test samples to compare outputs on
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network in eval mode, its metadata, and test images (uint8 [n, h, w, c]; possibly none)."""
+    """A network in eval mode, its metadata, and test inputs as stored (possibly none)."""
 
     network: nn.Module
     metadata: Metadata
-    images: torch.Tensor
+    inputs: torch.Tensor
 
 
 def read(directory: Path, say: Say) -> TrainedModel:
     """The newest valid model of a run directory; the run may be in training."""
     config = read_config(directory)
     state = _newest(directory, say).state
-    classes, images = _classes_and_images(config, state.architecture.classes, say)
+    classes, inputs = _classes_and_inputs(config, state.architecture, say)
     records = read_records(directory)[: state.round]
     run = {
         "method": config.method.name,
@@ -47,7 +48,8 @@ def read(directory: Path, say: Say) -> TrainedModel:
         "macs": macs(state.architecture),
     }
     module = network(state.architecture, state.weights).eval()
-    return TrainedModel(module, Metadata(state.architecture, classes, run), images)
+    whole = replace(state.architecture, frozen="")  # an export has all tensors
+    return TrainedModel(module, Metadata(whole, classes, run), inputs)
 
 
 def _newest(directory: Path, say: Say) -> Checkpoint:
@@ -79,25 +81,32 @@ def _checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob("checkpoint-*.json"), reverse=True)
 
 
-def _classes_and_images(config: Config, count: int, say: Say) -> tuple[tuple[str, ...], torch.Tensor]:
-    """Class names and test images of a cached data set; nothing is downloaded."""
-    name = config.data.name
-    none = torch.empty(0, 32, 32, 3, dtype=torch.uint8)
+def _classes_and_inputs(
+    config: Config, shape: Architecture, say: Say
+) -> tuple[tuple[str, ...], torch.Tensor]:
+    """Class names and test inputs of a cached data set; nothing is downloaded."""
+    name, count = config.data.name, shape.classes
+    none = shape.input.example(0)
     try:
-        cached = name == "digits" or catalog.cache_folder(name).exists()
-    except FeddumapError:  # the .npz file is gone; reported below
+        cached = name == "digits" or catalog.cache_folder(config.data).exists()
+    except FeddumapError:  # the file, or the code that makes the data set, is gone; reported below
         cached = False
     if cached:
-        dataset = catalog.get(name)
-        classes, images = dataset.classes, torch.from_numpy(dataset.test_images[:IMAGES].copy())
+        dataset = catalog.get(config.data)
+        classes, inputs = dataset.classes, torch.from_numpy(dataset.test_inputs[:INPUTS].copy())
     elif name in catalog.PUBLISHED:
-        classes, images = catalog.PUBLISHED[name].classes, none
-        say(f"{name} is not cached: outputs are compared on random images only")
+        classes, inputs = catalog.PUBLISHED[name].classes, none
+        say(f"{name} is not cached: outputs are compared on random inputs only")
     else:
-        classes, images = tuple(map(str, range(count))), none
-        say(f"{name} is not cached: classes are numbered, outputs are compared on random images only")
+        classes, inputs = tuple(map(str, range(count))), none
+        say(f"{name} is not cached: classes are numbered, outputs are compared on random inputs only")
     if len(classes) != count:
         raise FeddumapError(
             f"{name} has {len(classes)} classes, the model {count}: restore the data set it was trained on"
         )
-    return classes, images
+    if cached and dataset.input != shape.input:
+        raise FeddumapError(
+            f"{name} has {dataset.input.describe()}, the model takes {shape.input.describe()}: restore the "
+            "data set it was trained on"
+        )
+    return classes, inputs

@@ -18,14 +18,14 @@ from feddumap.core.messages import Tensors
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
 from feddumap.export.metadata import INPUT, KEY, OUTPUT, Metadata
-from feddumap.models import INPUT_SHAPE, network
+from feddumap.models import network, state_of
 
 Predict = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Format:
-    """`encode` serializes a network; `decode` loads the file as a function of images, and its metadata.
+    """`encode` serializes a network; `decode` loads the file as a function of inputs, and its metadata.
 
     `packages` are required imports; `batch` is the fixed batch size of a file, None for any.
     """
@@ -35,10 +35,6 @@ class Format:
     decode: Callable[[Path], tuple[Predict, Metadata]]
     packages: tuple[str, ...] = ()
     batch: int | None = None
-
-
-def _example(batch: int) -> torch.Tensor:
-    return torch.zeros(batch, *INPUT_SHAPE[1:])
 
 
 @contextmanager
@@ -62,7 +58,7 @@ def _to_onnx(module: nn.Module, metadata: Metadata) -> bytes:
     with _quiet():
         program = torch.onnx.export(
             module,
-            (_example(2),),
+            (metadata.architecture.input.example(2),),
             input_names=[INPUT],
             output_names=[OUTPUT],
             dynamic_shapes=({0: batch},),
@@ -85,8 +81,8 @@ def _from_onnx(path: Path) -> tuple[Predict, Metadata]:
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
-    def predict(images: torch.Tensor) -> torch.Tensor:
-        (logits,) = session.run([OUTPUT], {INPUT: images.numpy()})
+    def predict(inputs: torch.Tensor) -> torch.Tensor:
+        (logits,) = session.run([OUTPUT], {INPUT: inputs.numpy()})
         return torch.from_numpy(logits)
 
     return predict, Metadata.from_json(session.get_modelmeta().custom_metadata_map[KEY])
@@ -96,7 +92,7 @@ def _from_onnx(path: Path) -> tuple[Predict, Metadata]:
 
 
 def _to_safetensors(module: nn.Module, metadata: Metadata) -> bytes:
-    tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in state_of(module).items()}
     return tensor_bytes(tensors, {KEY: metadata.to_json(), "digest": digest(tensors)})
 
 
@@ -127,7 +123,7 @@ def _to_executorch(module: nn.Module, metadata: Metadata) -> bytes:
         from executorch.exir import to_edge_transform_and_lower
 
         lowered = to_edge_transform_and_lower(
-            torch.export.export(module, (_example(1),)),
+            torch.export.export(module, (metadata.architecture.input.example(1),)),
             partitioner=[XnnpackPartitioner()],
             constant_methods={KEY: metadata.to_json()},
         )
@@ -143,8 +139,8 @@ def _from_executorch(path: Path) -> tuple[Predict, Metadata]:
     forward = program.load_method("forward")
     assert forward is not None
 
-    def predict(images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = forward.execute([images])[0]
+    def predict(inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = forward.execute([inputs])[0]
         return logits.clone()  # the runtime reuses its output buffer
 
     return predict, Metadata.from_json(program.load_method(KEY).execute([])[0])

@@ -9,10 +9,15 @@ from typing import Any
 
 from feddumap import __version__
 from feddumap.core.messages import Architecture
-from feddumap.models import INPUT_SHAPE
 
 KEY = "feddumap"
-INPUT, OUTPUT = "images", "logits"
+INPUT, OUTPUT = "input", "logits"
+
+PREPROCESSING = {
+    "image": "bytes / 255, channels first: from 0 to 1, no other normalisation",
+    "numbers": "none",
+    "tokens": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,17 @@ class Metadata:
     batch: int | None = None
 
     def to_json(self) -> str:
-        batch = self.batch or "batch"
+        batch, given = self.batch or "batch", self.architecture.input
         value = {
             "format": 1,
             "version": __version__,
             "classes": self.classes,
             "input": {
                 "name": INPUT,
-                "shape": [batch, *INPUT_SHAPE[1:]],
-                "type": "float32",
-                "channels": "RGB",
-                "preprocessing": "bytes / 255: from 0 to 1, no other normalisation",
+                "kind": given.kind,
+                "shape": [batch, *given.shape],
+                "type": "int64" if given.kind == "tokens" else "float32",
+                "preprocessing": PREPROCESSING[given.kind],
             },
             "output": {
                 "name": OUTPUT,

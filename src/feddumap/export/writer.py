@@ -16,7 +16,6 @@ from feddumap.export import checkpoint
 from feddumap.export.checkpoint import TrainedModel
 from feddumap.export.formats import FORMATS, Format, Predict
 from feddumap.export.metadata import Metadata
-from feddumap.models import INPUT_SHAPE
 from feddumap.system.atomic_files import atomic_replacement
 from feddumap.system.callbacks import Say
 from feddumap.training.samples import to_input
@@ -52,8 +51,8 @@ def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> 
     with atomic_replacement(path) as neighbour:
         neighbour.write_bytes(data)
         difference, largest = _compare(to, form, neighbour, trained)
-    random = sum(len(batch) for batch in _random_batches(form))
-    return ExportResult(path, trained.metadata, random, len(trained.images), difference, largest)
+    random = sum(len(batch) for batch in _random_batches(form, trained))
+    return ExportResult(path, trained.metadata, random, len(trained.inputs), difference, largest)
 
 
 def _require_packages(to: str, form: Format) -> None:
@@ -100,14 +99,14 @@ def _compare(to: str, form: Format, path: Path, trained: TrainedModel) -> tuple[
             f"the metadata read back from the {to} file differs from what was written: choose another format"
         )
     differences, sizes = [0.0], [0.0]
-    for images in [*_random_batches(form), *_test_batches(form, trained)]:
-        expected = trained.network(images)
+    for inputs in [*_random_batches(form, trained), *_test_batches(form, trained)]:
+        expected = trained.network(inputs)
         if not torch.isfinite(expected).all():
             raise FeddumapError(
                 f"the model after {metadata.run['rounds']} rounds gives outputs that are not finite: "
                 "training diverged; lower train.lr"
             )
-        differences.append(_difference(to, predict, images, expected))
+        differences.append(_difference(to, predict, inputs, expected))
         sizes.append(float(expected.abs().max()))
     difference, largest = max(differences), max(sizes)
     allowed = TOLERANCE * max(1.0, largest)
@@ -126,13 +125,13 @@ def _load_back(to: str, form: Format, path: Path) -> tuple[Predict, Metadata]:
         raise _unusable(to, error) from error
 
 
-def _difference(to: str, predict: Predict, images: torch.Tensor, expected: torch.Tensor) -> float:
+def _difference(to: str, predict: Predict, inputs: torch.Tensor, expected: torch.Tensor) -> float:
     try:
-        outputs = predict(images)
+        outputs = predict(inputs)
     except Exception as error:  # a runtime may raise anything
         raise _unusable(to, error) from error
     if outputs.shape != expected.shape or not torch.isfinite(outputs).all():
-        raise _unusable(to, f"outputs {tuple(outputs.shape)} for {len(images)} images, or not finite")
+        raise _unusable(to, f"outputs {tuple(outputs.shape)} for {len(inputs)} inputs, or not finite")
     return float((outputs - expected).abs().max())
 
 
@@ -143,14 +142,14 @@ def _unusable(to: str, reason: Exception | str) -> FeddumapError:
     )
 
 
-def _random_batches(form: Format) -> Iterator[torch.Tensor]:
+def _random_batches(form: Format, trained: TrainedModel) -> Iterator[torch.Tensor]:
     generator = torch_stream(0, "export")
     for size in BATCHES:
-        images = torch.rand(size, *INPUT_SHAPE[1:], generator=generator)
-        yield from torch.split(images, form.batch or size)
+        inputs = trained.metadata.architecture.input.random(size, generator)
+        yield from torch.split(inputs, form.batch or size)
 
 
 def _test_batches(form: Format, trained: TrainedModel) -> Iterator[torch.Tensor]:
-    if len(trained.images):
-        images = to_input(trained.images).contiguous()
-        yield from torch.split(images, form.batch or len(images))
+    if len(trained.inputs):
+        inputs = to_input(trained.inputs).contiguous()
+        yield from torch.split(inputs, form.batch or len(inputs))

@@ -17,7 +17,7 @@ from feddumap.errors import FeddumapError
 from feddumap.flower import handshake, replies, requests
 from feddumap.flower.codec import Refused
 from feddumap.flower.handshake import Hello
-from feddumap.flower.node import Node, holdings_of, save_shared
+from feddumap.flower.node import Node, holdings_of, keep_frozen, save_shared
 from feddumap.flower.requests import Request
 from feddumap.methods import compose
 from feddumap.system.determinism import deterministic
@@ -26,26 +26,26 @@ Work = Callable[[RecordDict, Node], RecordDict]
 T = TypeVar("T")
 
 
-def client_app(state: Path | None = None) -> ClientApp:
+def client_app(state: Path | None = None, modules: bool = False) -> ClientApp:
     """The app of every device. Its node's configuration says which device it is:
 
     partition-id=K        the device's number, from 0
-    data="PATH"           its own data: a folder of images, a Parquet or an .npz file; else device K's part of
+    data="PATH"           its own data: a folder of images, a table or an .npz file; else device K's part of
                           the data set that the server names
     state="PATH"          the folder of its state between rounds; else `state`, or feddumap's home
-    allow-modules=true    the server may name code on this machine to run (`module:function`)
+    allow-modules=true    the server may name code on this machine to run (`module:function`); else `modules`
     """
     app = ClientApp()
-    app.query("hello")(partial(_handle, hello, state))
-    app.query()(partial(_handle, survey, state))
-    app.train()(partial(_handle, train, state))
+    app.query("hello")(partial(_handle, hello, state, modules))
+    app.query()(partial(_handle, survey, state, modules))
+    app.train()(partial(_handle, train, state, modules))
     return app
 
 
-def _handle(work: Work, state: Path | None, message: Message, context: Context) -> Message:
+def _handle(work: Work, state: Path | None, modules: bool, message: Message, context: Context) -> Message:
     """Handle a message. An error becomes a reply with its reason."""
     try:
-        content = work(message.content, Node.read(context.node_config, state))
+        content = work(message.content, Node.read(context.node_config, state, modules))
     except FeddumapError as error:
         content = replies.pack_refusal(str(error))
     return Message(content, reply_to=message)
@@ -54,13 +54,14 @@ def _handle(work: Work, state: Path | None, message: Message, context: Context) 
 def hello(content: RecordDict, node: Node) -> RecordDict:
     """The reply to a handshake."""
     token = _valid(handshake.read_hello_request(content))
-    return handshake.pack_hello(Hello(node.device, node.data is not None, node.has_shared(token)))
+    own, shared = node.data is not None, node.has_shared(token)
+    return handshake.pack_hello(Hello(node.device, own, shared, node.frozen(token)))
 
 
 def train(content: RecordDict, node: Node) -> RecordDict:
     """Train for a round. The device's state stays in its folder."""
     request, broadcast = _read(content, node)
-    shared = _valid(requests.read_shared(content))
+    shared = _valid(requests.read_shared(content, request.architecture.input))
     if shared is not None:
         save_shared(node, request.token, shared)
     store = FileStore(node.folder(request.token))
@@ -91,6 +92,9 @@ def _read(content: RecordDict, node: Node) -> tuple[Request, Broadcast]:
     if request.device != node.device:
         raise FeddumapError(f"this node is device {node.device}, not {request.device}")
     node.permit(request.config, request.architecture.family)
+    if request.question is None or not request.question.light:
+        frozen = _valid(requests.read_frozen(content, request.architecture))
+        keep_frozen(node, request.token, request.architecture, frozen)
     return request, _valid(requests.read_broadcast(content, request))
 
 

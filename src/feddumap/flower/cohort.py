@@ -21,6 +21,7 @@ from feddumap.flower.codec import Refused
 from feddumap.flower.membership import Member, Membership
 from feddumap.flower.requests import Request
 from feddumap.flower.transport import Transport
+from feddumap.models.frozen import constants_of
 from feddumap.training.evaluation import Score
 
 TRIES = 3
@@ -47,7 +48,7 @@ class FlowerCohort:
         self._config, self._token, self._say = config, token, say
         self._holdings, self._shared = holdings, shared
         self.close = close
-        self._evaluator = Evaluator(holdings.dataset, config)
+        self._evaluator = Evaluator.of(holdings.dataset, holdings.split, config)
         self._transport = Transport(grid)
         self._membership = Membership(self._transport, config.data.devices, token, config.run.timeout, say)
         self._samples: dict[int, int] = {}  # the samples that each device reported
@@ -130,6 +131,8 @@ class FlowerCohort:
                     good[device] = value
                     if question is None:
                         self._membership.mark_shared(device)
+                    if not light:
+                        self._membership.mark_frozen(device, broadcast.architecture.frozen)
             late = f"it did not answer within {self._config.run.timeout:g} s"
             bad |= dict.fromkeys(waiting.values(), late)
             for device, reason in bad.items():
@@ -159,7 +162,9 @@ class FlowerCohort:
         )
         wants = question is None and self._shared > 0 and member.own_data and not member.has_shared
         images = self._holdings.shared(device, self._shared) if wants else None
-        return requests.pack_request(request, tensors, images)
+        light = question is not None and question.light
+        frozen = None if light or member.frozen == request.architecture.frozen else request.architecture
+        return requests.pack_request(request, tensors, images, constants_of(frozen) if frozen else None)
 
     def _failure(
         self, question: Question | None, number: int, good: int, need: int, asked: int, bad: dict[int, str]

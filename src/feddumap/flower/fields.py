@@ -16,6 +16,7 @@ MOST_TEXT = 4 << 20  # characters of a JSON text
 INTEGERS = range(-(2**53), 2**53)
 DEVICES, ROUNDS = range(2**31), range(2**31)
 TOKEN = re.compile(r"[0-9a-f]{32}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def record_of(content: RecordDict, key: str) -> ConfigRecord:
@@ -76,6 +77,13 @@ def token(record: ConfigRecord) -> str:
     if not TOKEN.fullmatch(found):  # it becomes the name of a folder
         raise RefusedError("its token is not 32 hexadecimal digits")
     return found
+
+
+def sha256(text: str) -> str:
+    """The text, if it is a hash or empty."""
+    if text and not SHA256.fullmatch(text):  # it becomes the name of a file
+        raise RefusedError("its hash of frozen tensors is not 64 hexadecimal digits")
+    return text
 
 
 def pack_values(values: Mapping[str, Any], key: str) -> dict[str, MetricRecord | ConfigRecord]:

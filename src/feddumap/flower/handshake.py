@@ -14,11 +14,12 @@ from feddumap.flower.replies import refuse_refusals
 @dataclass(frozen=True)
 class Hello:
     """A node's reply: its device, whether that trains on data of its own rather than a part of the data set,
-    and whether it has the images that the server shares."""
+    whether it has the images that the server shares, and the hash of the frozen tensors that it has."""
 
     device: int
     own_data: bool
     has_shared: bool
+    frozen: str = ""
 
 
 def pack_hello_request(token: str) -> RecordDict:
@@ -32,7 +33,8 @@ def read_hello_request(content: RecordDict) -> str:
 
 
 def pack_hello(hello: Hello) -> RecordDict:
-    record = ConfigRecord({"device": hello.device, "own": hello.own_data, "gift": hello.has_shared})
+    own, shared = hello.own_data, hello.has_shared
+    record = ConfigRecord({"device": hello.device, "own": own, "gift": shared, "frozen": hello.frozen})
     return RecordDict({"hello": record})
 
 
@@ -42,4 +44,5 @@ def read_hello(content: RecordDict, devices: int) -> Hello:
     refuse_refusals(content)
     record = fields.record_of(content, "hello")
     device = fields.integer(record, "device", range(devices))
-    return Hello(device, fields.flag(record, "own"), fields.flag(record, "gift"))
+    frozen = fields.sha256(fields.text(record, "frozen"))
+    return Hello(device, fields.flag(record, "own"), fields.flag(record, "gift"), frozen)

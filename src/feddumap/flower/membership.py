@@ -20,6 +20,7 @@ class Member:
     node: int
     own_data: bool
     has_shared: bool
+    frozen: str
 
 
 class Membership:
@@ -49,6 +50,11 @@ class Membership:
     def forget(self, device: int) -> None:
         """Ask the device's node again which device it is, because it did not reply as expected."""
         self.members.pop(device, None)
+
+    def mark_frozen(self, device: int, frozen: str) -> None:
+        """Note that the device has the frozen tensors of this hash."""
+        if device in self.members:
+            self.members[device] = replace(self.members[device], frozen=frozen)
 
     def mark_shared(self, device: int) -> None:
         """Note that the device has the images that the server shares."""
@@ -101,7 +107,7 @@ class Membership:
         if current is not None and current.node != node and self._replies(current.node, hello.device):
             self._refuse(node, f"it says it is device {hello.device}, which another node is already")
             return
-        self.members[hello.device] = Member(node, hello.own_data, hello.has_shared)
+        self.members[hello.device] = Member(node, hello.own_data, hello.has_shared, hello.frozen)
 
     def _replies(self, node: int, device: int) -> bool:
         """Whether a node still replies as this device."""

@@ -88,7 +88,8 @@ class Simulation:
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         }
         try:
-            run_simulation(app, client_app(state), devices, backend_config=backend)
+            # these devices are the user's own, who has named the code to run
+            run_simulation(app, client_app(state, modules=True), devices, backend_config=backend)
         except BaseException as error:
             self._failure = error
 

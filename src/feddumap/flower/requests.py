@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from feddumap.config import Config
-from feddumap.core.messages import Architecture, Broadcast, Question
-from feddumap.core.tensors import Form, Forms, all_finite, forms_of
+from feddumap.core.messages import Architecture, Broadcast, InputSpec, Question, Tensors
+from feddumap.core.tensors import Form, Forms, all_finite, digest, forms_of
 from feddumap.flower import codec, fields
 from feddumap.flower.codec import RefusedError, reader
 from feddumap.flower.fields import DEVICES, ROUNDS
-from feddumap.models import architecture, build
+from feddumap.models import build, frozen_names, layer_widths, state_of, unpruned
 from feddumap.training.samples import Samples
 
 MOST_CLASSES = 10_000
+LARGEST_INPUT = 1 << 26  # bytes of a sample
 
 Packed = Mapping[str, ArrayRecord]
 """The tensors of a broadcast, packed once for all devices."""
@@ -44,8 +45,11 @@ def pack_broadcast(broadcast: Broadcast) -> Packed:
     return codec.pack(weights=broadcast.weights, extra=broadcast.extra, mask=broadcast.mask)
 
 
-def pack_request(request: Request, tensors: Packed, shared: Samples | None = None) -> RecordDict:
-    """A message for one device; `shared` are images that the server shares with it."""
+def pack_request(
+    request: Request, tensors: Packed, shared: Samples | None = None, frozen: Tensors | None = None
+) -> RecordDict:
+    """A message for one device; `shared` are images that the server shares with it, `frozen` the parameters
+    that are not trained."""
     header = ConfigRecord(
         {
             "token": request.token,
@@ -64,7 +68,9 @@ def pack_request(request: Request, tensors: Packed, shared: Samples | None = Non
             {"name": request.question.name, "settings": settings, "light": request.question.light}
         )
     if shared is not None:
-        content.update(codec.pack(gift={"images": shared.images, "labels": shared.labels}))
+        content.update(codec.pack(gift={"inputs": shared.inputs, "labels": shared.targets}))
+    if frozen:
+        content.update(codec.pack(frozen=frozen))
     return content
 
 
@@ -96,12 +102,20 @@ def read_request(content: RecordDict) -> Request:
 def _architecture(header: ConfigRecord, classes: int) -> Architecture:
     value = fields.mapping(header, "architecture")
     channels = value.get("channels")
-    whole = value.keys() == {"family", "classes", "channels"} and isinstance(channels, dict)
+    known = {"family", "classes", "channels", "input", "settings"}
+    whole = known <= value.keys() <= known | {"frozen"} and isinstance(channels, dict)
     if not whole or not all(type(width) is int for width in dict(channels or {}).values()):
         raise RefusedError("its architecture is none")
     if value["classes"] != classes or not isinstance(value["family"], str):
         raise RefusedError(f"its architecture is not of {classes} classes")
-    return Architecture.from_json(value)
+    try:
+        made = Architecture.from_json(value)
+    except (ValueError, TypeError, AttributeError):
+        raise RefusedError("its architecture has no valid input") from None
+    fields.sha256(made.frozen)
+    if made.input.nbytes > LARGEST_INPUT:
+        raise RefusedError(f"its input has {made.input.nbytes} bytes, more than {LARGEST_INPUT}")
+    return made
 
 
 @reader
@@ -120,10 +134,28 @@ def read_broadcast(content: RecordDict, request: Request) -> Broadcast:
 
 def weights_forms(shape: Architecture) -> Forms:
     """The forms of an architecture's weights; refuses one wider than its family's full network."""
-    full = architecture(shape.family, shape.classes).widths
+    forms = _forms(shape)
+    return {name: form for name, form in forms.items() if not (shape.frozen and name in frozen_names(shape))}
+
+
+@reader
+def read_frozen(content: RecordDict, shape: Architecture) -> Tensors | None:
+    """The frozen tensors of an architecture, if the message has any."""
+    if "frozen" not in content:
+        return None
+    names = frozen_names(shape)
+    expected = {name: form for name, form in _forms(shape).items() if name in names}
+    tensors = codec.unpack(content, "frozen", codec.exactly(expected))
+    if digest(tensors) != shape.frozen:
+        raise RefusedError("its frozen tensors are not those of its architecture")
+    return tensors
+
+
+def _forms(shape: Architecture) -> Forms:
+    full = layer_widths(unpruned(shape))
     if any(width > full.get(name, 0) for name, width in shape.channels):
         raise RefusedError(f"its architecture is wider than a {shape.family}")
-    return forms_of(build(shape).state_dict())
+    return forms_of(state_of(build(shape)))
 
 
 def _masks(weights: Forms) -> Callable[[Forms], str | None]:
@@ -137,17 +169,17 @@ def _masks(weights: Forms) -> Callable[[Forms], str | None]:
 
 
 @reader
-def read_shared(content: RecordDict) -> Samples | None:
-    """The images that the server shares, if the message has any."""
+def read_shared(content: RecordDict, given: InputSpec) -> Samples | None:
+    """The samples that the server shares, if the message has any; `given` is their form."""
     if "gift" not in content:
         return None
 
     def check(found: Forms) -> str | None:
-        images, labels = found.get("images"), found.get("labels")
-        if found.keys() != {"images", "labels"} or labels is None or len(labels.shape) != 1:
-            return "are not images and labels"
-        fits = images == Form("uint8", (*labels.shape, 32, 32, 3)) and labels.dtype == "int64"
-        return None if fits else "are not images of 32 by 32 pixels with a label each"
+        inputs, labels = found.get("inputs"), found.get("labels")
+        if found.keys() != {"inputs", "labels"} or labels is None or len(labels.shape) != 1:
+            return "are not inputs and labels"
+        fits = inputs == Form(given.dtype, (*labels.shape, *given.stored_shape)) and labels.dtype == "int64"
+        return None if fits else f"are not samples ({given.describe()}) with a label each"
 
     tensors = codec.unpack(content, "gift", check)
-    return Samples(tensors["images"], tensors["labels"])
+    return Samples(tensors["inputs"], tensors["labels"])

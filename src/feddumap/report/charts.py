@@ -58,10 +58,16 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
         sized("accuracy", "time", "virtual time", "virtual time", "s"),
         sized("accuracy", "bytes", "bytes", "sent down and up", "B"),
     )
-    y = (
+    y: tuple[Axis, ...] = (
         Axis("smooth", "smoothed", "test accuracy", percent=True),
         Axis("raw", "raw", "test accuracy", percent=True),
     )
+    if any(value is not None for line in lines for value in line.accuracy.mean.get("device_mean", ())):
+        title = "accuracy on a device's test data"
+        y += (
+            Axis("device_mean", "mean of devices", f"{title}, mean", percent=True),
+            Axis("device_worst", "worst tenth of devices", f"{title}, worst tenth", percent=True),
+        )
     found = [Chart("accuracy", "Test accuracy", "accuracy", x, y)]
     if any(value is not None for line in lines for value in line.rounds.mean["alpha"]):
         steps = (Axis("tau_eff", "τ_eff", "τ_eff (steps)"), Axis("alpha", "α", "α"))

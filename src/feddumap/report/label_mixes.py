@@ -90,7 +90,7 @@ def _title(config: Config, several: bool) -> str:
 
 def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
     name = run.config.data.name
-    folder = catalog.cache_folder(name)
+    folder = catalog.cache_folder(run.config.data)
     if not folder.exists():
         raise FeddumapError(
             f"the data set {name} is not in the cache {folder}: run `feddumap data get {name}` and rerun the "

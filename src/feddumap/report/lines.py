@@ -5,7 +5,7 @@ The page and the static figures are drawn from the same lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -115,9 +115,16 @@ def _accuracy(run: RecordedRun) -> dict[int, dict[str, float | None]]:
             "bytes": carried[point["round"]],
             "raw": point["accuracy"],
             "smooth": float(value),
+            **_by_device(point),
         }
         for point, value in zip(points, smoothed, strict=True)
     }
+
+
+def _by_device(point: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of the devices with test data of their own, if there are any."""
+    found = point.get("device_accuracy") or {}
+    return {"device_mean": found.get("mean"), "device_worst": found.get("worst_tenth")}
 
 
 def _rounds(run: RecordedRun) -> dict[int, dict[str, float | None]]:

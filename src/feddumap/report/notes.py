@@ -60,7 +60,7 @@ def _settings(found: Sequence[Series], value: Comparison) -> Iterator[str]:
     unlike: dict[str, list[str]] = {}
     for each in found:
         own = _settings_of(each.config)
-        keys = [key for key in own if own[key] != base[key]]
+        keys = [key for key in {**base, **own} if own.get(key) != base.get(key)]
         if keys:
             unlike.setdefault(", ".join(keys), []).append(each.label)
     if unlike:

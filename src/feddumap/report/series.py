@@ -10,7 +10,7 @@ from typing import Any
 
 from feddumap.config import Config
 from feddumap.errors import FeddumapError
-from feddumap.methods.registry import resolve
+from feddumap.methods.registry import with_defaults
 from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import accuracies, finished
 
@@ -62,7 +62,7 @@ def find_runs(paths: Iterable[Path]) -> list[RecordedRun]:
             records = read_records(folder)
             if records and folder.resolve() not in found:
                 stored = read_config(folder)
-                stored = stored.model_copy(update={"method": resolve(stored.method)})
+                stored = stored.model_copy(update={"method": with_defaults(stored.method)})
                 found[folder.resolve()] = RecordedRun(folder, stored, records, finished(folder))
     if not found:
         named = ", ".join(map(str, paths)) or "nothing"

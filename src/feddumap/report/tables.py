@@ -147,21 +147,32 @@ def _for_markdown(text: str, best: bool = False) -> str:
     return f"**{escaped}**" if best else escaped
 
 
-def _csv(document: Document) -> str:
-    """One row per name in the first columns, with the columns of all tables."""
-    header: dict[str, None] = {}
-    rows: dict[Scalar, dict[str, Scalar]] = {}
+def plain_rows(document: Document) -> list[dict[str, Scalar]]:
+    """The plain values of all tables, one row per name in the first columns."""
+    rows: dict[str, dict[str, Scalar]] = {}
     for table in document.tables:
         first = table.columns[0]
         for column in table.columns:
             for name, cell in zip(first.cells, column.cells, strict=True):
                 plain = {f"{column.key}_{key}" if key else column.key: cell.plain[key] for key in cell.plain}
-                header |= dict.fromkeys(plain)
                 rows.setdefault(name.text, {}).update(plain)
+    return list(rows.values())
+
+
+def _csv(document: Document) -> str:
+    rows = plain_rows(document)
+    # in the order of the columns: a row may lack some
+    header = dict.fromkeys(
+        f"{column.key}_{key}" if key else column.key
+        for table in document.tables
+        for column in table.columns
+        for cell in column.cells
+        for key in cell.plain
+    )
     text = io.StringIO()
     writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows.values())
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from feddumap import run as api
 from feddumap.config import RUNTIME_KEYS, Config, load, read_toml
 from feddumap.errors import FeddumapError
-from feddumap.methods.registry import RECIPES, resolve, settings_model
+from feddumap.methods.registry import RECIPES, settings_model, with_defaults
 from feddumap.runs.directory import require_new, with_runtime_keys
 from feddumap.runs.reader import read_config
 from feddumap.system.callbacks import Say, ignore
@@ -244,7 +244,7 @@ def _check_directory(cell: Cell) -> None:
         return
     stored = read_config(cell.path)
     ours = with_runtime_keys(cell.config, stored)
-    if stored.model_copy(update={"method": resolve(stored.method)}) != ours:
+    if stored.model_copy(update={"method": with_defaults(stored.method)}) != ours:
         require_new(cell.path, ours)
 
 

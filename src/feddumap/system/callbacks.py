@@ -1,5 +1,6 @@
 """Types of the callbacks through which the library reports messages and progress."""
 
+import sys
 from collections.abc import Callable
 
 Say = Callable[[str], None]
@@ -11,3 +12,8 @@ Progress = Callable[[str, int, int], None]
 
 def ignore(*_: object) -> None:
     """A `Say` or `Progress` that does nothing."""
+
+
+def to_stderr(message: str) -> None:
+    """A `Say` that prints."""
+    print(message, file=sys.stderr)

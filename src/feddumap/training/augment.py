@@ -8,36 +8,35 @@ from __future__ import annotations
 
 import numpy as np
 
-PAD = 4
-
 Crops = np.ndarray
-"""int32 [n, 3]: for each image the row and column of the original where its crop starts (−4 … 4; black
-outside), and whether the crop is mirrored."""
+"""int32 [n, 3]: for each image the row and column of the original where its crop starts (black outside), and
+whether the crop is mirrored."""
 
 
-def draw(count: int, rng: np.random.Generator) -> Crops:
-    """Random crops, mirrored with probability 1/2."""
-    top, left = rng.integers(0, 2 * PAD + 1, size=(2, count))
-    mirror = rng.random(count) < 0.5
-    return np.stack([top - PAD, left - PAD, mirror], axis=1).astype(np.int32)
+def draw(count: int, rng: np.random.Generator, border: int, *, flip: bool) -> Crops:
+    """Random crops that start up to `border` pixels off and, with `flip`, are mirrored with probability
+    1/2."""
+    top, left = rng.integers(0, 2 * border + 1, size=(2, count))
+    mirror = (rng.random(count) < 0.5) & flip
+    return np.stack([top - border, left - border, mirror], axis=1).astype(np.int32)
 
 
-def pad(images: np.ndarray) -> np.ndarray:
-    """Images [n, h, w, c] with a black border of `PAD` pixels, and their mirror images: [2, n, …]."""
-    bordered = np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)))
+def pad(images: np.ndarray, border: int) -> np.ndarray:
+    """Images [n, h, w, c] with a black border of `border` pixels, and their mirror images: [2, n, …]."""
+    bordered = np.pad(images, ((0, 0), (border, border), (border, border), (0, 0)))
     return np.stack([bordered, bordered[:, :, ::-1]])
 
 
-def crop_and_flip(padded: np.ndarray, order: np.ndarray, crops: Crops) -> np.ndarray:
-    """The images `order` of a padded set, cropped and mirrored by `crops`."""
+def crop_and_flip(padded: np.ndarray, order: np.ndarray, crops: Crops, border: int) -> np.ndarray:
+    """The images `order` of a set padded by `border` pixels, cropped and mirrored by `crops`."""
     _, count, high, wide, channels = padded.shape
-    height, width = high - 2 * PAD, wide - 2 * PAD
-    top, left, mirror = crops[:, 0] + PAD, crops[:, 1] + PAD, crops[:, 2]
-    left = np.where(mirror, 2 * PAD - left, left)  # the same pixels in the mirror image
+    height, width = high - 2 * border, wide - 2 * border
+    top, left, mirror = crops[:, 0] + border, crops[:, 1] + border, crops[:, 2]
+    left = np.where(mirror, 2 * border - left, left)  # the same pixels in the mirror image
     side, image, row, column, _ = padded.strides
     windows = np.lib.stride_tricks.as_strided(
         padded,
-        (2, count, 2 * PAD + 1, 2 * PAD + 1, height, width * channels),
+        (2, count, 2 * border + 1, 2 * border + 1, height, width * channels),
         (side, image, row, column, row, 1),
         writeable=False,
     )

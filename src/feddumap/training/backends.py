@@ -9,6 +9,7 @@ from torch import nn
 from feddumap.core.messages import Architecture, Tensors
 from feddumap.errors import FeddumapError
 from feddumap.models import network
+from feddumap.models.frozen import constants_of
 from feddumap.system.callbacks import Say
 from feddumap.training.chain_model import ChainModel, chain_spec
 from feddumap.training.kernels import loader
@@ -53,4 +54,4 @@ def make_model(
         chain = chain_spec(architecture)
         assert chain is not None, "the network is not a chain"
         return ChainModel(*chain, weights)
-    return TorchModel(network(architecture, weights).to(device))
+    return TorchModel(network(architecture, weights).to(device), constants_of(architecture))

@@ -11,7 +11,7 @@ import torch
 from feddumap.core.messages import Architecture, Tensors
 from feddumap.core.tensors import same_form
 from feddumap.errors import FeddumapError
-from feddumap.models import INPUT_SHAPE, build
+from feddumap.models import build
 from feddumap.training.convolutions import input_extent
 from feddumap.training.kernels.chain import Chain, Images, chain_for
 from feddumap.training.kernels.spec import ChainSpec, spec_of
@@ -68,7 +68,7 @@ class ChainModel(Model):
         return self._grads
 
     def summed_gradients(self, samples: Samples, shift: torch.Tensor | None = None) -> Iterator[TensorList]:
-        images = Images(samples.images.contiguous(), labels=samples.labels, shift=shift)
+        images = Images(samples.inputs.contiguous(), labels=samples.targets, shift=shift)
         chain = self._chain(EVALUATION_BATCH, images)
         for span in evaluation_spans(len(samples)):
             chain.gradients(images, span, self.parameters[0], self._grads[0], scale=1.0)
@@ -89,7 +89,7 @@ class ChainModel(Model):
 
     def hessian(self, samples: Samples) -> Callable[[torch.Tensor], torch.Tensor]:
         """v ↦ H v for the mean cross-entropy over the samples, on flat vectors."""
-        images = Images(samples.images.contiguous(), labels=samples.labels)
+        images = Images(samples.inputs.contiguous(), labels=samples.targets)
         height, width, _ = images.shape
         products = []
         for span in evaluation_spans(len(samples)):
@@ -121,7 +121,7 @@ class ChainModel(Model):
         """The images of an epoch for the kernels, checked once."""
         if self._epoch is None or self._epoch[0] is not epoch:
             labels = epoch.targets if with_labels else None
-            self._epoch = epoch, Images(epoch.source.bytes, epoch.order, epoch.crops, labels, epoch.shift)
+            self._epoch = epoch, Images(epoch.source.stored, epoch.order, epoch.crops, labels, epoch.shift)
         return self._epoch[1]
 
     def _chain(self, batch: int, images: Images) -> Chain:
@@ -137,9 +137,13 @@ def evaluation_spans(count: int) -> Iterator[tuple[int, int]]:
 @lru_cache(maxsize=32)
 def chain_spec(architecture: Architecture) -> tuple[ChainSpec, ImageExtent] | None:
     """An architecture as a chain, and the part of an image that it depends on; None if it is not a chain."""
+    given = architecture.input
+    if given.kind != "image" or given.mean:  # the kernels read bytes and scale them by 1/255
+        return None
     built = build(architecture)
     spec = spec_of(built)
-    if spec is None or not spec.fits(*INPUT_SHAPE[2:]):
+    channels, *sides = given.shape
+    if spec is None or spec.layers[0].inputs != channels or not spec.fits(*sides):
         return None
 
     @lru_cache(maxsize=8)

@@ -140,6 +140,8 @@ def _outputs(x: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair)
 
 def _crop(chain: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     (x,) = inputs
+    if x.dim() != 4:  # no images
+        return inputs
     height, width = (input_extent(chain, side, axis) for axis, side in enumerate(x.shape[2:]))
     if (height, width) == tuple(x.shape[2:]):
         return inputs

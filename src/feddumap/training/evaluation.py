@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,20 +23,41 @@ CHUNK = 250
 
 @dataclass(frozen=True)
 class Score:
-    """The sums over some images: correct predictions, cross-entropy and number of images."""
+    """The sums over some images: correct predictions, cross-entropy and number of images; and, if the images
+    belong to devices, the correct predictions and the number of images of each device."""
 
     correct: int
     loss: float
     count: int
+    devices: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
     def total(parts: Iterable[Score]) -> Score:
         scores = list(parts)
+        devices: dict[int, tuple[int, int]] = {}
+        for device, (correct, count) in (pair for score in scores for pair in score.devices.items()):
+            before = devices.get(device, (0, 0))
+            devices[device] = (before[0] + correct, before[1] + count)
         return Score(
             sum(score.correct for score in scores),
             math.fsum(score.loss for score in scores),
             sum(score.count for score in scores),
+            devices,
         )
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.correct,
+            self.loss,
+            self.count,
+            [[device, *sums] for device, sums in self.devices.items()],
+        ]
+
+    @staticmethod
+    def from_json(value: list[Any]) -> Score:
+        """Read `to_json`'s result back."""
+        correct, loss, count, devices = value
+        return Score(correct, loss, count, {device: (right, of) for device, right, of in devices})
 
     @property
     def accuracy(self) -> float:
@@ -43,6 +66,27 @@ class Score:
     @property
     def mean_loss(self) -> float:
         return self.loss / self.count
+
+
+def device_accuracy(score: Score) -> dict[str, float | int] | None:
+    """Statistics of the devices' accuracies on their own test images: mean, mean of the worst tenth (at least
+    one device), standard deviation, number of devices; None if no device has any.
+
+    >>> device_accuracy(Score(3, 1.0, 8, {0: (1, 2), 4: (2, 2), 5: (0, 4)}))
+    {'mean': 0.5, 'worst_tenth': 0.0, 'spread': 0.408248290463863, 'devices': 3}
+    """
+    if not score.devices:
+        return None
+    each = sorted(correct / count for correct, count in score.devices.values())
+    mean = math.fsum(each) / len(each)
+    worst = each[: max(1, len(each) // 10)]
+    variance = math.fsum((value - mean) ** 2 for value in each) / len(each)
+    return {
+        "mean": mean,
+        "worst_tenth": math.fsum(worst) / len(worst),
+        "spread": math.sqrt(variance),
+        "devices": len(each),
+    }
 
 
 def chunks(count: int) -> list[tuple[int, int]]:
@@ -58,14 +102,24 @@ def score_weights(architecture: Architecture, weights: Tensors, samples: Samples
     """The score of a network with these weights on all samples."""
     device = config.run.device
     model = make_model(architecture, weights, config.train.kernels, device)
-    parts = (Samples(samples.images[a:b], samples.labels[a:b]).to(device) for a, b in chunks(len(samples)))
+    parts = (samples[a:b].to(device) for a, b in chunks(len(samples)))
     return Score.total(score(model, part) for part in parts)
 
 
-def score(model: Model | nn.Module, samples: Samples) -> Score:
-    """The score on one chunk, in eval mode without augmentation."""
-    outputs = as_model(model).outputs(samples.images)
+def score(model: Model | nn.Module, samples: Samples, devices: np.ndarray | None = None) -> Score:
+    """The score on one chunk, in eval mode without augmentation; `devices` are those that the samples belong
+    to, −1 for none."""
+    outputs = as_model(model).outputs(samples.inputs)
     with torch.inference_mode():
-        loss = F.cross_entropy(outputs.double(), samples.labels, reduction="sum")
-        correct = (outputs.argmax(dim=1) == samples.labels).sum()
-    return Score(int(correct), float(loss), len(samples))
+        loss = F.cross_entropy(outputs.double(), samples.targets, reduction="sum")
+        right = outputs.argmax(dim=1) == samples.targets
+    found = _by_device(right.cpu().numpy(), devices) if devices is not None else {}
+    return Score(int(right.sum()), float(loss), len(samples), found)
+
+
+def _by_device(right: np.ndarray, devices: np.ndarray) -> dict[int, tuple[int, int]]:
+    owned = devices >= 0
+    names, places, counts = np.unique(devices[owned], return_inverse=True, return_counts=True)
+    correct = np.bincount(places[right[owned]], minlength=len(names))
+    rows = zip(names.tolist(), correct.tolist(), counts.tolist(), strict=True)
+    return {device: (good, count) for device, good, count in rows}

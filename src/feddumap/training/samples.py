@@ -1,4 +1,4 @@
-"""Images with labels, and batches of them."""
+"""Inputs with their labels, and batches of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from feddumap.core.messages import InputSpec
 from feddumap.training.augment import Crops, crop_and_flip, draw, pad
 
 MIN_FREQUENCY = 1e-4  # of a label in `label_shift`
@@ -16,56 +17,66 @@ MIN_FREQUENCY = 1e-4  # of a label in `label_shift`
 
 @dataclass(frozen=True)
 class Samples:
-    """Images as bytes [n, h, w, c] and their labels [n]."""
+    """Stored inputs [n, …] (see `InputSpec`) and their labels [n].
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    >>> some = Samples(torch.arange(6).view(3, 2), torch.tensor([0, 1, 0]))
+    >>> some[1:].targets, len(some + some)
+    (tensor([1, 0]), 6)
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def __add__(self, other: Samples) -> Samples:
-        return Samples(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+        return Samples(torch.cat([self.inputs, other.inputs]), torch.cat([self.targets, other.targets]))
+
+    def __getitem__(self, index: slice | torch.Tensor | np.ndarray | list[int]) -> Samples:
+        return Samples(self.inputs[index], self.targets[index])
 
     @property
     def nbytes(self) -> int:
-        """The size of a message with these samples: a byte per pixel value and per label."""
-        return self.images.nbytes + len(self.labels)
+        """The size of a message with these samples: the inputs as stored, and a byte per label."""
+        return self.inputs.nbytes + len(self.targets)
 
     @staticmethod
-    def take(images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Samples:
-        """Copy some images of a (memory-mapped) dataset."""
-        return Samples(torch.from_numpy(images[indices]), torch.from_numpy(labels[indices].astype(np.int64)))
+    def take(inputs: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Samples:
+        """Copy some samples of a (memory-mapped) dataset."""
+        return Samples(torch.from_numpy(inputs[indices]), torch.from_numpy(labels[indices].astype(np.int64)))
 
     def to(self, device: str) -> Samples:
-        return Samples(self.images.to(device), self.labels.to(device))
+        return Samples(self.inputs.to(device), self.targets.to(device))
 
 
-def to_input(images: torch.Tensor) -> torch.Tensor:
-    """Bytes [n, h, w, c] as floats in [0, 1], of shape [n, c, h, w] and channels-last in memory."""
-    return images.permute(0, 3, 1, 2) / 255
+def to_input(stored: torch.Tensor) -> torch.Tensor:
+    """What a network receives of stored inputs: bytes [n, h, w, c] become floats in [0, 1] of shape
+    [n, c, h, w], channels-last in memory; floats and integers remain as they are."""
+    return stored.permute(0, 3, 1, 2) / 255 if stored.dtype == torch.uint8 else stored
 
 
-class ImageSource:
-    """The images of several epochs, padded once on first use."""
+class InputSource:
+    """The stored inputs of several epochs; images are padded by `crop` pixels on first use."""
 
-    def __init__(self, images: torch.Tensor) -> None:
-        self.bytes = images.contiguous()
+    def __init__(self, inputs: torch.Tensor, crop: int = 0) -> None:
+        self.stored = inputs.contiguous()
+        self.crop = crop
 
     @cached_property
     def padded(self) -> np.ndarray:
-        return pad(self.bytes.cpu().numpy())
+        return pad(self.stored.cpu().numpy(), self.crop)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The images of an epoch in their order, cropped and mirrored by `crops` if given, in batches of `size`.
+    """The inputs of an epoch in their order, cropped and mirrored by `crops` if given, in batches of `size`.
 
     `targets` are the labels or other targets of the loss, in the same order. `shift` is added to the outputs
     before cross-entropy (`label_shift`).
     """
 
-    source: ImageSource
+    source: InputSource
     order: np.ndarray
     targets: torch.Tensor
     size: int
@@ -73,12 +84,13 @@ class Epoch:
     shift: torch.Tensor | None = None
 
     @cached_property
-    def images(self) -> torch.Tensor:
-        """All images of the epoch, as bytes."""
-        images = self.source.bytes
+    def inputs(self) -> torch.Tensor:
+        """All inputs of the epoch, as stored."""
+        stored = self.source.stored
         if self.crops is None:
-            return images[torch.from_numpy(self.order).to(images.device)]
-        return torch.from_numpy(crop_and_flip(self.source.padded, self.order, self.crops)).to(images.device)
+            return stored[torch.from_numpy(self.order).to(stored.device)]
+        cropped = crop_and_flip(self.source.padded, self.order, self.crops, self.source.crop)
+        return torch.from_numpy(cropped).to(stored.device)
 
     def batches(self) -> Iterator[Batch]:
         """⌈n/B⌉ batches, of which the last may be smaller."""
@@ -96,7 +108,7 @@ class Batch:
 
     @property
     def inputs(self) -> torch.Tensor:
-        return to_input(self.epoch.images[self.start : self.stop])
+        return to_input(self.epoch.inputs[self.start : self.stop])
 
     @property
     def targets(self) -> torch.Tensor:
@@ -127,13 +139,14 @@ def batches(
     size: int,
     rng: np.random.Generator,
     *,
-    augment: bool,
+    augment: InputSpec | None,
     shift: torch.Tensor | None = None,
 ) -> Iterator[Batch]:
-    """E epochs of ⌈n/B⌉ shuffled batches."""
-    source = ImageSource(samples.images)
+    """E epochs of ⌈n/B⌉ shuffled batches; images are cropped and mirrored as `augment` says, if given."""
+    augmented = augment if augment is not None and (augment.crop or augment.flip) else None
+    source = InputSource(samples.inputs, augmented.crop if augmented else 0)
     for _ in range(epochs):
         order = rng.permutation(len(samples))
-        crops = draw(len(order), rng) if augment else None
-        targets = samples.labels[torch.from_numpy(order).to(samples.labels.device)]
+        crops = draw(len(order), rng, augmented.crop, flip=augmented.flip) if augmented else None
+        targets = samples.targets[torch.from_numpy(order).to(samples.targets.device)]
         yield from Epoch(source, order, targets, size, crops, shift).batches()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.core.messages import Tensors
+from feddumap.models.state import load_state, state_of, trainable
 from feddumap.training.convolutions import fast_convolutions
 from feddumap.training.model import Loss, Model, to_cpu
 from feddumap.training.optimizers import TensorList
@@ -19,13 +20,15 @@ CHUNK = 250  # samples per backward pass of a full gradient
 
 
 class TorchModel(Model):
-    """Any network, differentiated by torch."""
+    """Any network, differentiated by torch. Its parameters are those that require gradients; `constants` are
+    no part of its weights."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, constants: Mapping[str, torch.Tensor] | None = None) -> None:
         self.network = net
-        named = dict(net.named_parameters())
+        self._constants = constants or {}
+        named = trainable(net)
         self.names = list(named)
-        self.parameters = list(named.values())
+        self.parameters: TensorList = list(named.values())
 
     def zeros(self) -> TensorList:
         return [torch.zeros_like(parameter, requires_grad=False) for parameter in self.parameters]
@@ -44,15 +47,20 @@ class TorchModel(Model):
             value = loss(outputs, targets)
         else:
             value = F.cross_entropy(_add_shift(outputs, batch.epoch.shift), targets)
-        return list(torch.autograd.grad(value, self.parameters))
+        return self.derivatives(value)
 
     def summed_gradients(self, samples: Samples, shift: torch.Tensor | None = None) -> Iterator[TensorList]:
         self.network.eval()
         for start in range(0, len(samples), CHUNK):
             part = slice(start, start + CHUNK)
-            outputs = self.network(to_input(samples.images[part]))
-            loss = F.cross_entropy(_add_shift(outputs, shift), samples.labels[part], reduction="sum")
-            yield list(torch.autograd.grad(loss, self.parameters))
+            outputs = self.network(to_input(samples.inputs[part]))
+            loss = F.cross_entropy(_add_shift(outputs, shift), samples.targets[part], reduction="sum")
+            yield self.derivatives(loss)
+
+    def derivatives(self, value: torch.Tensor, *, create_graph: bool = False) -> TensorList:
+        """∂value by each parameter: zero for those that it does not depend on."""
+        found = torch.autograd.grad(value, self.parameters, create_graph=create_graph, materialize_grads=True)
+        return list(found)
 
     def outputs(self, images: torch.Tensor) -> torch.Tensor:
         training = self.network.training
@@ -63,10 +71,11 @@ class TorchModel(Model):
         return outputs
 
     def weights(self) -> Tensors:
-        return {name: to_cpu(tensor) for name, tensor in self.network.state_dict().items()}
+        state = state_of(self.network)
+        return {name: to_cpu(tensor) for name, tensor in state.items() if name not in self._constants}
 
     def load(self, weights: Tensors) -> None:
-        self.network.load_state_dict(weights)
+        load_state(self.network, weights, self._constants)
 
     @contextmanager
     def training(self) -> Iterator[None]:

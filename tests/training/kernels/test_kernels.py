@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from feddumap.core.messages import CIFAR_INPUT
 from feddumap.models import architecture, initialise
 from feddumap.models import network as build
 from feddumap.training import augment
@@ -246,8 +247,8 @@ def test_crops_and_mirrors(channels: int) -> None:
     rng = np.random.default_rng(channels)
     images = rng.integers(0, 256, (6, 9, 12, channels), dtype=np.uint8)
     order = rng.integers(0, 6, 40)
-    crops = augment.draw(40, rng)
-    cropped = torch.from_numpy(augment.crop_and_flip(augment.pad(images), order, crops))
+    crops = augment.draw(40, rng, 4, flip=True)
+    cropped = torch.from_numpy(augment.crop_and_flip(augment.pad(images, 4), order, crops, 4))
     problem = whole(Case((Conv(5, (2, 3), (1, 0)),), (40,), channels, (9, 12)))
     spec = problem.spec.maps_of("0")
     for size in [(9, 12), (7, 9), (9, 5)]:
@@ -362,7 +363,7 @@ def test_a_model_is_torchs() -> None:
         model.outputs(images).double(), network(to_input(images).double()), rtol=0, atol=1e-5
     )
     parameters = list(network.parameters())
-    for batch in batches(samples, 1, 9, rng, augment=True):
+    for batch in batches(samples, 1, 9, rng, augment=CIFAR_INPUT):
         inputs, targets = batch
         loss = F.cross_entropy(network(inputs.double()), targets)
         found = list(model.named(model.gradients(batch)).values())
@@ -371,7 +372,7 @@ def test_a_model_is_torchs() -> None:
         [one.clone() for one in model.named(group).values()] for group in model.summed_gradients(samples)
     ]
     assert len(chunks) == 2
-    total = F.cross_entropy(network(to_input(images).double()), samples.labels, reduction="sum")
+    total = F.cross_entropy(network(to_input(images).double()), samples.targets, reduction="sum")
     summed = [first + second for first, second in zip(*chunks, strict=True)]
     compare(summed, list(torch.autograd.grad(total, parameters)), 2e-5, "summed")
 

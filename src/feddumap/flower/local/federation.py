@@ -81,7 +81,11 @@ class Federation:
             command += ["--auth-supernode-private-key", keys / f"node-{node}"]
             chosen = self.home / f"node-{node}.toml"
             state = str(self.project.home / "state")  # kept, as a resumed run needs its devices' state
-            write_text(chosen, tomli_w.dumps({"partition-id": node, "state": state}))
+            config = self.project.config()
+            # whoever starts these devices owns them, and has named the code to run
+            own_code = ":" in config.method.name or ":" in config.model.name
+            settings = {"partition-id": node, "state": state, "allow-modules": own_code}
+            write_text(chosen, tomli_w.dumps(settings))
             self.start(f"node-{node}", [*command, "--node-config", chosen])
             self._ports[node] = port
 

@@ -62,12 +62,13 @@ class Project:
 
 
 def example_config(nodes: int, sets: Sequence[str]) -> Config:
-    """A small configuration to try, with these keys set: it prunes early."""
+    """A small configuration to try, with these keys set: it prunes early. The path of a data set is made
+    absolute, as every node opens it."""
+    name = load(None, sets).data.name
+    digits = ["data.server_fraction=0.15", "data.server_classes=8", "data.augment=false"]
     given = [
         f"data.devices={nodes}",
-        "data.server_fraction=0.15",
-        "data.server_classes=8",
-        "data.augment=false",
+        *(digits if name == "digits" else []),
         "model.name=lenet",
         "method.name=feddumap",
         "train.rounds=8",
@@ -78,6 +79,8 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
     config = load(None, [*given, *sets])
     if config.method.name == "feddumap":
         config = load(None, [*given, "method.prune_round=2", *sets])
+    if Path(name).exists():
+        config = config.replace(data={"name": str(Path(name).absolute())})
     if config.data.devices != nodes:
         raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
     resolve(config.method)  # an unknown key is an error now

@@ -97,7 +97,7 @@ def _chart(chart: Chart, several: bool, value: Content) -> str:
         else f"with up to {FAINT} series, raw curves are faint"
     )
     said = {
-        "accuracy": "On the test images. Smoothed curves are Savitzky-Golay, window 39, order 3 (shorter for "
+        "accuracy": "On the test data. Smoothed curves are Savitzky-Golay, window 39, order 3 (shorter for "
         f"short runs){f'; {few}' if alone else ''}.",
         "server": "The server update: an effective τ_eff = α τ of the server's τ local steps.",
         "cost": "Per round, not cumulative. Virtual time simulates real devices; wall time is measured here.",
