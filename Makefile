@@ -22,9 +22,14 @@ types: $(DEV)
 tests: $(DEV)
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# Federations of real processes, Ray, kills, larger ONNX files, the C kernels under sanitizers, wheels.
-test-slow: $(DEV)
-	$(BIN)/pytest -m slow -n 2 --dist loadfile tests
+# Federations of real processes, Ray, kills, larger ONNX files, the C kernels under sanitizers, wheels, and
+# what needs packages that the other tests do not.
+test-slow: $(VENV)/.extras
+	$(BIN)/pytest -m 'slow or extras' -n 2 --dist loadfile tests
+
+$(VENV)/.extras: $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[extras]'
+	touch $(VENV)/.extras
 
 # The report's page in a real browser. `make test` leaves tests/browser out (norecursedirs in pyproject.toml),
 # because pip cannot install Chromium.

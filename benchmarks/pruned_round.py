@@ -13,6 +13,7 @@ import time
 import numpy as np
 import torch
 
+from feddumap.core.messages import CIFAR_INPUT
 from feddumap.models import architecture, initialise
 from feddumap.models.cost import macs
 from feddumap.pruning.dependency_graph import prunable
@@ -55,7 +56,9 @@ def main() -> None:
             for name, (shape, start) in kinds.items():
                 model = make_model(shape, start, options.kernels)
                 began = time.perf_counter()
-                fit(model, batches(samples, 5, 10, np.random.default_rng(0), augment=True), sgd(), 0.01)
+                fit(
+                    model, batches(samples, 5, 10, np.random.default_rng(0), augment=CIFAR_INPUT), sgd(), 0.01
+                )
                 if turn:  # the first turn warms up
                     seconds[name].append(time.perf_counter() - began)
     middle = {name: statistics.median(values) for name, values in seconds.items()}

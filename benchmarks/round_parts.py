@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import numpy as np
 
 from feddumap import run as api
 from feddumap.data import dataset, partition
-from feddumap.data.dataset import Arrays, Dataset
-from feddumap.methods import feddu
+from feddumap.data.dataset import Arrays, Contents, Dataset
+from feddumap.engine.session import Session
 from feddumap.system.determinism import cores
 
 TRAIN, TEST = 50_000, 10_000
@@ -32,7 +33,7 @@ def random_data(folder: Path) -> Dataset:
     rng = np.random.default_rng(0)
     sets = [(rng.integers(0, 256, (n, 32, 32, 3), np.uint8), rng.integers(0, 10, n)) for n in (TRAIN, TEST)]
     arrays = Arrays(*(array for pair in sets for array in pair))
-    dataset.write(folder, "random", tuple("0123456789"), arrays, "random numbers")
+    dataset.write(folder, "random", Contents(arrays, tuple("0123456789"), "random numbers"))
     return dataset.read(folder, verify=False)
 
 
@@ -56,8 +57,9 @@ def main() -> None:
         )
         config = api.complete(config, data)
         split = partition.split(data.train_labels, 10, config.data, config.run.seed)
-        feddu.train_copy = timed(feddu.train_copy, spent["server"])
-        run = api.Run(config, data, split)
+        feddu = import_module("feddumap.methods.feddu")
+        feddu.train_copy = timed(feddu.train_copy, spent["server"])  # type: ignore[attr-defined]
+        run = Session(config, data, split)
         watch(run, spent)
         for _ in run:
             pass
@@ -85,7 +87,7 @@ def timed(function: Callable[..., Any], times: list[float]) -> Callable[..., Any
     return call
 
 
-def watch(run: api.Run, spent: dict[str, list[float]]) -> None:
+def watch(run: Session, spent: dict[str, list[float]]) -> None:
     """Note how long each part takes."""
     server, build = run._algorithm.server, run._engine
     whole: list[float] = []

@@ -67,7 +67,7 @@ def main() -> None:
     run = feddumap.resume(options.run)
     network, data = run.model(), run.dataset
     run.close()
-    images = torch.from_numpy(data.test_images[:IMAGES].copy())
+    images = torch.from_numpy(data.test_inputs[:IMAGES].copy())
     labels = torch.from_numpy(data.test_labels[:IMAGES].astype("int64"))
     found = gradients(network, to_input(images), labels)
     shares = {name: float((grad != 0).double().mean()) for name, grad in found.items()}

@@ -32,7 +32,9 @@ def main() -> None:
             f"predict: {given.model} does not name its classes: give a file that `feddumap export` wrote"
         )
     card = json.loads(told)
-    batch = np.stack([read(path, card["input"]["shape"][2:]) for path in given.images])
+    if card["input"]["kind"] != "image":
+        sys.exit(f"predict: {given.model} does not take images but {card['input']['kind']}")
+    batch = np.stack([read(path, card["input"]["shape"][1:]) for path in given.images])
     (logits,) = session.run([card["output"]["name"]], {card["input"]["name"]: batch})
 
     for path, chances in zip(given.images, softmax(logits), strict=True):
@@ -41,16 +43,16 @@ def main() -> None:
 
 
 def read(path: Path, size: list[int]) -> np.ndarray:
-    """An image as the model takes it: RGB, its size, channels first, bytes / 255."""
-    height, width = size
+    """An image as the model takes it: grey or RGB, its size, channels first, bytes / 255."""
+    channels, height, width = size
     try:
-        image = Image.open(path).convert("RGB")
+        image = Image.open(path).convert("L" if channels == 1 else "RGB")
     except (OSError, UnidentifiedImageError) as error:
         sys.exit(f"predict: cannot read the image {path} ({error}): give a PNG, JPEG or the like")
     if image.size != (width, height):
         print(f"{path}: resized from {image.width}×{image.height} to {width}×{height}", file=sys.stderr)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 255
+    return np.asarray(image, dtype=np.float32).reshape(height, width, channels).transpose(2, 0, 1) / 255
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from feddumap import __version__
 from feddumap.data import dataset
-from feddumap.data.dataset import Arrays
+from feddumap.data.dataset import Arrays, Contents
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -136,7 +136,7 @@ class Bench:
                 rng.integers(0, 10, test[0]),
             )
             names = tuple(str(number) for number in range(10))
-            dataset.write(home / "data" / "cifar10", "cifar10", names, arrays, "random numbers")
+            dataset.write(home / "data" / "cifar10", "cifar10", Contents(arrays, names, "random numbers"))
             dataset.read(home / "data" / "cifar10")  # verified, as it is after a first use
         return home
 
