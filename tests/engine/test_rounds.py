@@ -159,7 +159,7 @@ def test_a_lost_upload_is_left_out_and_named(home: object) -> None:
     gate, (first, _, third) = gate_with(run, {}, {}, {})
     passed = list(gate.admit([first, MissingUpload(1, "it did not answer"), third]))
     assert [upload.device for upload in passed] == [0, 2]
-    assert [receipt.device for receipt in gate.receipts] == [0, 2]
+    assert list(gate.receipts) == [0, 2]
     assert gate.metrics({}) == {"lost": {"1": "it did not answer"}}
     gate, _ = gate_with(run, {}, {})
     with pytest.raises(FeddumapError, match=r"none of 2 devices sent a usable model .*\(device 0: gone\)"):

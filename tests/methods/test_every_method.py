@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddumap import run as api
-from feddumap.core.algorithm import mean_of_uploads
+from feddumap.core.algorithm import RoundView, mean_of_uploads
 from feddumap.core.messages import Answer, Broadcast, Question, Upload
 from feddumap.core.tensors import all_finite, digest
 from feddumap.device.executor import Executor
@@ -81,7 +81,8 @@ def test_one_device_is_its_own_mean(home: object, name: str) -> None:
     desk = Executor(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
     with deterministic():
         upload, _ = desk.train(message, 3, {})
-    merged = algorithm.aggregate([upload], None)  # type: ignore[arg-type]
+    view = RoundView(None, run.state, message.lr, [])  # type: ignore[arg-type]
+    merged = algorithm.aggregate([upload], view)
     assert digest(upload.weights) != digest(message.weights)
     assert digest(merged.weights) == digest(upload.weights)
     assert digest(merged.extra) == digest(upload.extra)

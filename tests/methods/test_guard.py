@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from feddumap import run as api
-from feddumap.core.algorithm import Algorithm, Merged, ServerStep, at_round, mean_of_uploads
+from feddumap.core.algorithm import Algorithm, Merged, RoundView, ServerStep, at_round, mean_of_uploads
 from feddumap.core.messages import Upload
 from feddumap.core.record import Record
 from feddumap.engine import rehearsal
@@ -291,6 +291,6 @@ def test_errors_of_devices_are_not_blamed_on_the_server(home: Path) -> None:
         raise RuntimeError("a worker failed")
 
     run = api.start(small(method={"name": f"{HERE}:not_finite"}))
-    view: Any = run
+    view: Any = RoundView(None, run.state, 0.1, [])  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a worker failed"):
         run._algorithm.aggregate(cohort_fails(), view)

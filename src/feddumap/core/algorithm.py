@@ -9,8 +9,9 @@ The whole life of a method, on a model of one number (`w`) and devices that each
 ...     return {"w": weights["w"] / 2}, steps, {"halved": True}
 >>> toy = Algorithm(local=pull, server=ServerStep(init=lambda state: {}, apply=halve))
 >>> uploads = [toy.local(device, None) for device in (2, 4)]
->>> mean = toy.aggregate(uploads, None)
->>> weights, steps, metrics = toy.server.apply(mean.weights, {}, None)
+>>> view = RoundView(context=None, state=None, lr=0.1, receipts=[])
+>>> mean = toy.aggregate(uploads, view)
+>>> weights, steps, metrics = toy.server.apply(mean.weights, {}, view)
 >>> weights["w"], metrics
 (tensor([1.5000]), {'halved': True})
 """
@@ -36,6 +37,7 @@ from feddumap.core.messages import (
     Upload,
 )
 from feddumap.core.sampling import select
+from feddumap.core.screening import NO_SCREENING, Combine, Screening
 from feddumap.core.tensors import weighted_mean
 
 if TYPE_CHECKING:
@@ -79,13 +81,15 @@ class Context:
 @dataclass(frozen=True)
 class RoundView:
     """What the server sees in a round: the state before, the receipts of the uploads that counted and, once
-    they are merged, what else they carried."""
+    they are merged, what else they carried. `combine` is how an aggregation makes one model of several: the
+    weighted mean, unless the configuration asks for another rule."""
 
     context: Context
     state: ServerState
     lr: float
     receipts: Sequence[Receipt]
     extra: Tensors = field(default_factory=dict)
+    combine: Combine = weighted_mean
 
 
 @dataclass(frozen=True)
@@ -239,16 +243,16 @@ def with_shared(limit: int) -> DeviceData:
     return device_data
 
 
-def mean_of_uploads(uploads: Iterable[Upload], _: RoundView) -> Merged:
+def mean_of_uploads(uploads: Iterable[Upload], view: RoundView) -> Merged:
     """w = Σ n_k w_k / Σ n_k, and so for what else they carry; one upload in memory at a time."""
     names: list[str] = []
 
     def parts() -> Iterator[tuple[float, Tensors]]:
         for upload in uploads:
             names[:] = upload.weights
-            yield upload.samples, {**upload.weights, **upload.extra}
+            yield upload.weight, {**upload.weights, **upload.extra}
 
-    mean = weighted_mean(parts())
+    mean = view.combine(parts())
     weights = {name: mean.pop(name) for name in names}
     return Merged(weights, mean)
 
@@ -275,6 +279,8 @@ class Algorithm:
     takes is on the clock if `shared_on_clock`. `send` is what a broadcast carries besides the weights. For
     the clock, `passes` tells how many samples each chosen device goes through (from their n_k and the number
     given), and `reply` how many bytes it will send. A `one_shot` method has one round, with every device.
+    `screening` is not the method's: the configuration's rules for uploads, between their arrival and
+    `aggregate`.
     """
 
     local: Local
@@ -291,6 +297,7 @@ class Algorithm:
     passes: Callable[[np.ndarray, int, Config], np.ndarray] = epochs_over
     reply: Callable[[Broadcast], int] = lambda message: message.reply_nbytes
     one_shot: bool = False
+    screening: Screening = NO_SCREENING
 
     def rounds(self, config: Config) -> int:
         """How many rounds a run has."""

@@ -205,6 +205,13 @@ class Upload:
     extra: Tensors = field(default_factory=dict)
     finite: bool | None = None
     """Whether all its numbers are, if someone has looked."""
+    factor: float = 1.0
+    """What the server's screening multiplies its weight by; devices do not send it."""
+
+    @property
+    def weight(self) -> float:
+        """Its weight in a mean: n_k, times what the screening gives it."""
+        return self.samples * self.factor
 
     def nbytes(self, mask: Tensors) -> int:
         """What is sent: the weights that the broadcast's mask keeps, and all that comes along."""

@@ -33,6 +33,7 @@ from feddumap.core.messages import (
 )
 from feddumap.core.record import Record
 from feddumap.core.rng import layer_noise
+from feddumap.core.screening import PREFIX, separate_tensors
 from feddumap.core.tensors import all_finite, same_form
 from feddumap.device.surveys import label_counts
 from feddumap.errors import FeddumapError
@@ -99,18 +100,25 @@ def rounds(
 
         # 3. train: uploads are checked as they arrive
         upload_filter = UploadFilter(message, timing, context.progress)
-        view = RoundView(context, state, message.lr, upload_filter.receipts)
-        uploads = upload_filter.admit(cohort.train(message, timing.finished))
+        kept, steps = separate_tensors(state.steps)
+        counted: list[Receipt] = []
+        view = RoundView(context, state, message.lr, counted)
+        screening = algorithm.screening.begin(kept, view)
+        view = replace(view, combine=screening.combine)
+        admitted = upload_filter.admit(cohort.train(message, timing.finished))
+        uploads = _noted(screening.admit(admitted), upload_filter.receipts, counted)
 
         # 4. aggregate; 5. server step
-        weights, steps = state.weights, state.steps
+        weights = state.weights
         metrics: Metrics = {}
         if timing.finished:
             with layer_noise(config.run.seed, "layers", state.round):
                 merged = algorithm.aggregate(uploads, view)
                 view = replace(view, extra=merged.extra)
-                weights, steps, metrics = algorithm.server.apply(merged.weights, state.steps, view)
-            metrics = {**merged.metrics, **metrics}
+                weights, steps, metrics = algorithm.server.apply(merged.weights, steps, view)
+            kept, screened = screening.end()
+            metrics = {**merged.metrics, **metrics, **screened}
+        steps = {**steps, **{f"{PREFIX}{name}": tensor for name, tensor in kept.items()}}
 
         # 6. advance the round and the clock; every device is sent frozen tensors when they are new
         number = state.round
@@ -132,15 +140,15 @@ def rounds(
                 accuracy=score.accuracy if score else None,
                 loss=_finite(score.mean_loss) if score else None,
                 lr=message.lr,
-                devices=[receipt.device for receipt in upload_filter.receipts],
-                samples=sum(receipt.samples for receipt in upload_filter.receipts),
+                devices=list(upload_filter.receipts),
+                samples=sum(receipt.samples for receipt in upload_filter.receipts.values()),
                 parameters=active_parameters(state),
                 macs=macs(state.architecture),
                 bytes_down=message.nbytes * len(chosen)
                 + metered.down
                 + constants * len(everyone)
                 + (0 if number else shared_bytes),
-                bytes_up=sum(receipt.nbytes for receipt in upload_filter.receipts) + metered.up,
+                bytes_up=sum(receipt.nbytes for receipt in upload_filter.receipts.values()) + metered.up,
                 clock=state.clock,
                 metrics={
                     **shape_metrics,
@@ -151,6 +159,15 @@ def rounds(
                 },
             ),
         )
+
+
+def _noted(
+    uploads: Iterable[Upload], received: Mapping[int, Receipt], counted: list[Receipt]
+) -> Iterator[Upload]:
+    """Pass on the uploads that count, and note the receipt of each."""
+    for upload in uploads:
+        counted.append(received[upload.device])
+        yield upload
 
 
 class MeteredCohort:
@@ -187,7 +204,7 @@ class UploadFilter:
         self._message, self._timing, self._progress = message, timing, progress
         self._rejected: list[int] = []
         self._lost: dict[str, str] = {}
-        self.receipts: list[Receipt] = []
+        self.receipts: dict[int, Receipt] = {}
 
     def admit(self, uploads: Iterable[Upload | MissingUpload]) -> Iterator[Upload]:
         expected = len(self._timing.finished)
@@ -209,7 +226,7 @@ class UploadFilter:
                 self._rejected.append(upload.device)
                 continue
             sent = upload.nbytes(self._message.mask)
-            self.receipts.append(Receipt(upload.device, upload.samples, upload.steps, sent))
+            self.receipts[upload.device] = Receipt(upload.device, upload.samples, upload.steps, sent)
             yield upload
         if not self.receipts and self._lost:
             device, reason = next(iter(self._lost.items()))

@@ -22,7 +22,6 @@ from pydantic import Field
 from feddumap.core.algorithm import Aggregate, Algorithm, Merged, RoundView
 from feddumap.core.messages import Tensors, Upload
 from feddumap.core.rng import stream
-from feddumap.core.tensors import weighted_mean
 from feddumap.methods.fedavg import fedavg
 from feddumap.methods.registry import Settings, method
 from feddumap.training.backends import make_model
@@ -64,15 +63,17 @@ def ensemble_distillation(max_steps: int, patience: int) -> Aggregate:
     def aggregate(uploads: Iterable[Upload], view: RoundView) -> Merged:
         transfer, validation = split(view)
         total = torch.zeros(len(transfer), view.state.architecture.classes)
+        factors: list[float] = []
 
         def models() -> Iterator[tuple[float, Tensors]]:
             """One pass over the uploads: logits are summed as the models enter the mean."""
             for upload in uploads:
-                total.add_(logits(upload.weights, transfer, view))
-                yield 1.0, upload.weights
+                total.add_(logits(upload.weights, transfer, view), alpha=upload.factor)
+                factors.append(upload.factor)
+                yield upload.factor, upload.weights
 
-        mean = weighted_mean(models())
-        targets = total / len(view.receipts)
+        mean = view.combine(models())
+        targets = total / sum(factors)
         kernels = view.context.config.train.kernels
         student = Student(make_model(view.state.architecture, mean, kernels), transfer, targets, validation)
         rng = stream(view.context.config.run.seed, "distil", view.state.round)

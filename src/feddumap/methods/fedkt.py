@@ -25,7 +25,6 @@ from feddumap.config import Config
 from feddumap.core.algorithm import Aggregate, Algorithm, Local, Merged, RoundView
 from feddumap.core.messages import Architecture, Tensors, Upload
 from feddumap.core.rng import stream
-from feddumap.core.tensors import weighted_mean
 from feddumap.device.task import Task
 from feddumap.methods.registry import Settings, method
 from feddumap.methods.settings import Transfer
@@ -196,9 +195,9 @@ def consistent_voting(partitions: int, training: Training) -> Aggregate:
                 networks = (make_model(shape, student, config.train.kernels) for student in students)
                 add_votes(votes, [predictions(network, server.inputs) for network in networks])
                 for student in students:
-                    yield upload.samples, student
+                    yield upload.weight, student
 
-        mean = weighted_mean(models())
+        mean = view.combine(models())
         labels = votes.argmax(axis=1)
         rng = stream(config.run.seed, "elected", view.state.round)
         voted = Samples(server.inputs, torch.from_numpy(labels))

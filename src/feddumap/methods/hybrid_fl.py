@@ -11,7 +11,6 @@ from itertools import chain
 
 from feddumap.core.algorithm import Algorithm, Merged, RoundView
 from feddumap.core.messages import Upload
-from feddumap.core.tensors import weighted_mean
 from feddumap.methods.fedavg import fedavg
 from feddumap.methods.registry import method
 from feddumap.methods.server_training import train_copy
@@ -19,11 +18,11 @@ from feddumap.methods.server_training import train_copy
 
 def mean_with_server(uploads: Iterable[Upload], view: RoundView) -> Merged:
     """The weighted mean of the devices' models and the server's."""
-    devices = ((upload.samples, upload.weights) for upload in uploads)
+    devices = ((upload.weight, upload.weights) for upload in uploads)
     server = view.context.server
     # a generator, so that the server trains only after all uploads have arrived
     own = ((len(server), train_copy(view.state.weights, server, view)) for _ in range(1))
-    return Merged(weighted_mean(chain(devices, own)))
+    return Merged(view.combine(chain(devices, own)))
 
 
 @method("hybrid-fl")
