@@ -87,12 +87,6 @@ class Run(Session):
         self.check()
         if self.rounds < resolved.train.rounds:
             say(f"{resolved.method.name} has a single round with all {resolved.data.devices} devices")
-        prune_round, rounds = resolved.method.settings.get("prune_round"), resolved.train.rounds
-        if prune_round is not None and prune_round >= rounds:
-            say(
-                f"method.prune_round = {prune_round} is not reached in {rounds} rounds: nothing will be "
-                "pruned"
-            )
         if out is not None:
             copied = resolved.model.weights is not None or configured.is_object(resolved.model.name)
             everything = {**self.state.weights, **constants_of(self.state.architecture)}

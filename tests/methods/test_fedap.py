@@ -297,7 +297,7 @@ def test_a_network_that_cannot_be_cut_is_refused_before_training(home: object) -
 
 def test_a_pruning_that_never_comes_is_said(home: object) -> None:
     said: list[str] = []
-    api.start(small(method={"name": "fedap"}), say=said.append)
+    next(iter(api.start(small(method={"name": "fedap"}), say=said.append)))
     assert any("method.prune_round = 30 is not reached in 3 rounds" in line for line in said)
     said.clear()
     api.start(small(method={"name": "fedap", "prune_round": 2}), say=said.append)

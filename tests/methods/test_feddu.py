@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from feddumap.errors import FeddumapError
 from feddumap.methods.feddu import (
     DECAYS,
     EPSILON,
+    NEGLIGIBLE,
+    DynamicUpdate,
+    degree_of_devices,
     divide,
     dynamic,
     effective_share,
@@ -65,7 +69,7 @@ def test_feddu_equals_the_oracle(home: object) -> None:
 def test_25_images_in_batches_of_10_for_2_epochs_are_6_steps(home: object) -> None:
     run = api.start(feddu().replace(train={"batch": 10, "epochs": 2}))
     view = view_of(run, server=taken(run, run.split.server[:25]))
-    for rule in (dynamic(1.0, 0.9, "one_minus"), static(3)):
+    for rule in (dynamic(DynamicUpdate(decay=0.9)), static(3)):
         _, _, metrics = server_update(rule).apply(run.state.weights, {}, view)
         assert metrics["tau_eff"] / metrics["alpha"] == pytest.approx(6)
     assert metrics["alpha"] == 0.5  # three effective steps of six
@@ -125,10 +129,12 @@ def test_a_perfect_model_is_left_alone(home: object) -> None:
     weights["fc3.weight"] = torch.zeros_like(weights["fc3.weight"])
     weights["fc3.bias"] = F.one_hot(torch.tensor(label), 10).float()
     view = view_of(run, server=everything[same])
-    moved, _, metrics = server_update(dynamic(1.0, 1.0, "one_minus")).apply(weights, {}, view)
+    moved, _, metrics = server_update(dynamic(DynamicUpdate(decay=1.0))).apply(weights, {}, view)
     assert (metrics["server_accuracy"], metrics["alpha"]) == (1.0, 0.0)
     assert digest(moved) == digest(weights)
-    _, _, metrics = server_update(dynamic(1.0, 1.0, "inverse")).apply(weights, {}, view)
+    _, _, metrics = server_update(dynamic(DynamicUpdate(decay=1.0, accuracy_weight="inverse"))).apply(
+        weights, {}, view
+    )
     assert metrics["alpha"] > 0
 
 
@@ -136,7 +142,7 @@ def test_decay_and_accuracy_weight_change_alpha(home: object) -> None:
     run = api.start(feddu())
 
     def alpha(decay: float, number: int, weight: Any = "one_minus") -> float:
-        step = server_update(dynamic(1.0, decay, weight))
+        step = server_update(dynamic(DynamicUpdate(decay=decay, accuracy_weight=weight)))
         return float(step.apply(run.state.weights, {}, view_of(run, number))[2]["alpha"])
 
     first = alpha(0.9, 0)
@@ -165,7 +171,13 @@ def test_feddu_s_goes_a_fixed_way(home: object, steps: Any) -> None:
 
 
 @pytest.mark.parametrize("lr", [50.0, 1e30])  # a loss out of all bounds, and one that is not finite
-@pytest.mark.parametrize("step", [server_update(static("full")), server_update(dynamic(1.0, 1.0, "inverse"))])
+@pytest.mark.parametrize(
+    "step",
+    [
+        server_update(static("full")),
+        server_update(dynamic(DynamicUpdate(decay=1.0, accuracy_weight="inverse"))),
+    ],
+)
 def test_a_step_that_explodes_is_taken_back_and_said(home: object, step: ServerStep, lr: float) -> None:
     run = api.start(feddu().replace(run={"seed": 1}))
     moved, _, metrics = step.apply(run.state.weights, {}, view_of(run, lr=lr))
@@ -194,7 +206,7 @@ def test_degrees_of_zero_give_the_share_of_sizes(home: object) -> None:
     mix = np.bincount(view.context.server.targets.numpy(), minlength=10)
     census = Census(run.split.sizes, np.tile(mix, (20, 1)))
     view = replace(view, context=replace(view.context, census=census))
-    _, _, metrics = server_update(dynamic(1.0, 1.0, "one_minus")).apply(run.state.weights, {}, view)
+    _, _, metrics = server_update(dynamic(DynamicUpdate(decay=1.0))).apply(run.state.weights, {}, view)
     assert metrics["degree_devices"] == metrics["degree_server"] == 0
     n0, n = len(run.split.server), int(run.split.sizes[:3].sum())
     assert metrics["alpha"] == pytest.approx((1 - metrics["server_accuracy"]) * n0 / (n0 + n))
@@ -208,7 +220,7 @@ def test_interpolation_spares_counters() -> None:
     assert (quarter["n"].item(), quarter["n"].dtype) == (3, torch.int64)
 
 
-HELD_OUT = server_update(dynamic(1.0, "held-out", "one_minus"), hold_out=True)
+HELD_OUT = server_update(dynamic(DynamicUpdate(decay="held-out")), hold_out=True)
 
 
 def test_a_fifth_is_held_out_for_good(home: object) -> None:
@@ -244,7 +256,7 @@ def test_the_decay_with_the_lowest_summed_loss_is_chosen(home: object, known: tu
     before = torch.tensor(known, dtype=torch.float64)
     moved, after, metrics = HELD_OUT.apply(weights, {"losses": before}, view)
     path = descend(run, weights, kept, stream(777, "server-batches", number), 0.05)
-    step = server_update(dynamic(1.0, 1.0, "one_minus"))
+    step = server_update(dynamic(DynamicUpdate(decay=1.0)))
     share = step.apply(weights, {}, view_of(run, number, server=kept))[2]["alpha"]
     losses, ends = [], []
     for decay in DECAYS:
@@ -286,3 +298,44 @@ def test_held_out_survives_a_resume_and_sees_no_test_data(home: object, tmp_path
     blind = api.start(config)
     blind.dataset = replace(blind.dataset, test_labels=(blind.dataset.test_labels + 1) % 10)
     assert digest(blind.run().state.weights) == digest(whole.state.weights)
+
+
+def test_the_degree_of_each_device_stays_positive_when_all_take_part() -> None:
+    """D' = Σ n_k JS(P_k, P) / Σ n_k, by an oracle in float64; the cohort's own degree is 0 then."""
+    counts = np.array([[30, 10, 0], [0, 5, 5], [8, 8, 84]], dtype=np.float64)
+
+    def entropy(mix: np.ndarray) -> float:
+        return -sum(p * math.log2(p) for p in mix if p > 0)
+
+    def js(a: np.ndarray, b: np.ndarray) -> float:
+        return entropy((a + b) / 2) - (entropy(a) + entropy(b)) / 2
+
+    everyone = counts.sum(axis=0) / counts.sum()
+    own = [js(row / row.sum(), everyone) for row in counts]
+    expected = sum(row.sum() * degree for row, degree in zip(counts, own, strict=True)) / counts.sum()
+    assert degree_of_devices(counts, [0, 1, 2], "device") == pytest.approx(expected, rel=1e-12)
+    assert degree_of_devices(counts, [1], "device") == pytest.approx(own[1], rel=1e-12)
+    assert degree_of_devices(counts, [1], "cohort") == pytest.approx(own[1], rel=1e-12)
+    assert degree_of_devices(counts, [0, 1, 2], "cohort") == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cohort", "said"),
+    [
+        ({}, 20, r"the server's data is never used: α is at most .*train.cohort = 20 of 20.*method.degree"),
+        ({}, 5, None),
+        ({"degree": "device"}, 20, None),
+        ({"c": 0.0}, 5, r"never used: α is at most 0, as method.c = 0"),
+    ],
+)
+def test_a_server_update_that_can_never_act_is_said(
+    home: object, keys: dict[str, Any], cohort: int, said: str | None
+) -> None:
+    heard: list[str] = []
+    config = feddu(**keys).replace(train={"cohort": cohort, "rounds": 1})
+    run = api.start(config, say=heard.append)
+    record = next(iter(run))
+    never = [line for line in heard if "never used" in line]
+    assert bool(never) == (said is not None) == (record["alpha"] <= NEGLIGIBLE)
+    if said is not None:
+        assert re.search(said, never[0])

@@ -20,7 +20,7 @@ from feddumap.core.messages import CIFAR_INPUT, ServerState, Tensors
 from feddumap.core.rng import stream
 from feddumap.core.tensors import digest
 from feddumap.data.sources.formats import DIGITS_INPUT
-from feddumap.methods.feddu import dynamic, server_update
+from feddumap.methods.feddu import DynamicUpdate, dynamic, server_update
 from feddumap.methods.feddum import server_momentum
 from feddumap.models import architecture, initialise, network
 from feddumap.models.cost import parameter_names
@@ -194,7 +194,10 @@ def test_counters_count_the_devices_steps_only(home: object) -> None:
 
 def test_momentum_goes_on_where_the_server_update_is_skipped(home: object) -> None:
     run = api.start(feddum())
-    both = chain(server_update(dynamic(0.0, 1.0, "one_minus")), server_momentum(0.5, "first"))
+    both = chain(
+        server_update(dynamic(DynamicUpdate(c=0.0, decay=1.0))),
+        server_momentum(0.5, "first"),
+    )
     half = {name: tensor - 0.5 for name, tensor in run.state.weights.items()}
     known = {f"1/momentum/{name}": torch.full_like(w, 0.25) for name, w in half.items()}
     moved, steps, metrics = both.apply(half, known, view_of(run))

@@ -274,7 +274,8 @@ class Algorithm:
 
     `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
     `gradient` of an output bias. `server_data` says whether the method needs images on the server, and
-    `check` refuses, before any work, an architecture that the method could not deal with later. `shared` is
+    `check` refuses, before any work, an architecture that the method could not deal with later, and `idle`
+    tells which parts of the method can never act in this run, and why. `shared` is
     how many of the server's samples each device is given before the first round, at most; the time that
     takes is on the clock if `shared_on_clock`. `send` is what a broadcast carries besides the weights. For
     the clock, `passes` tells how many samples each chosen device goes through (from their n_k and the number
@@ -291,6 +292,7 @@ class Algorithm:
     labels: Labels = "none"
     server_data: bool = False
     check: Callable[[Architecture], object] = lambda _: None
+    idle: Callable[[Context], Sequence[str]] = lambda _: ()
     shared: int = 0
     shared_on_clock: bool = False
     send: Send = lambda _: {}

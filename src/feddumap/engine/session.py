@@ -141,6 +141,8 @@ class Session:
         try:
             with deterministic():
                 context = self._context(engine, progress)
+            for sentence in self._algorithm.idle(context):
+                self._say(sentence)
             steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
             while not self._ended():
                 with deterministic():  # not around the yield: callers keep their settings

@@ -16,6 +16,7 @@ from feddumap.core.messages import Architecture, Broadcast, Question, ServerStat
 from feddumap.core.sampling import select
 from feddumap.methods.fedavg import fedavg
 from feddumap.methods.feddu import DynamicUpdate, feddu
+from feddumap.methods.idle import Idle, all_of, never_reached
 from feddumap.methods.registry import method
 from feddumap.methods.settings import Cuts, Rates
 from feddumap.models import layer_widths
@@ -136,12 +137,18 @@ def check_prunable(cuts: Cuts) -> Callable[[Architecture], None]:
     return check
 
 
+def pruning_never_reached(number: int) -> Idle:
+    """The `idle` slot of a method that prunes after so many rounds."""
+    return never_reached("method.prune_round", number, "nothing will be pruned")
+
+
 def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:
     """Any method, pruned once by FedAP."""
     return replace(
         with_rate_inputs(base, pruning),
         reshape=at_round(pruning.prune_round, layer_adaptive(global_rate(pruning), pruning)),
         check=check_prunable(pruning),
+        idle=all_of(base.idle, pruning_never_reached(pruning.prune_round)),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from feddumap.core.algorithm import Algorithm, Local, Metrics, Plan, RoundView, ServerStep
 from feddumap.core.messages import Tensors, Upload
 from feddumap.device.task import Task
-from feddumap.methods.feddu import DynamicUpdate, ServerTrainer, dynamic, server_update
+from feddumap.methods.feddu import DynamicUpdate, ServerTrainer, dynamic, never_acts, server_update
 from feddumap.methods.registry import method
 from feddumap.methods.server_state import sending, zeros
 from feddumap.methods.server_training import train_copy
@@ -75,9 +75,9 @@ def fedda(settings: SharedMomentum) -> Algorithm:
 def feddu_da(update: DynamicUpdate, settings: SharedMomentum) -> Algorithm:
     """FedDU with FedDA's shared momentum."""
     # the server's copy trains with momentum from v, and w and v both go the share α of the way
-    rule = dynamic(update.c, update.decay, update.accuracy_weight)
-    step = server_update(
-        rule, hold_out=update.decay == "held-out", trainer=momentum_trainer(settings.momentum)
-    )
+    trainer = momentum_trainer(settings.momentum)
+    step = server_update(dynamic(update), hold_out=update.decay == "held-out", trainer=trainer)
     server = ServerStep(lambda state: {**zeros(state, "v/"), **step.init(state)}, step.apply)
-    return replace(fedda(settings), server=server, labels=update.label_mix, server_data=True)
+    return replace(
+        fedda(settings), server=server, labels=update.label_mix, server_data=True, idle=never_acts(update)
+    )

@@ -5,6 +5,10 @@
 w½ is the mean of the devices' models, w_s the copy of it after τ = E·⌈n0/B⌉ SGD steps on the server's data,
 acc the accuracy of w½ there, D' and D0 the non-IID degrees of the chosen devices and of the server. FedDU-S
 fixes τ_eff instead.
+
+The paper measures D' on the labels of the chosen devices together. When all devices take part, that is 0, and
+so is α. With `degree = "device"`, D' is the mean of the chosen devices' own degrees, weighted by n_k, which
+stays positive as long as devices differ.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from feddumap.core.algorithm import Algorithm, Metrics, RoundView, ServerStep
+from feddumap.core.algorithm import Algorithm, Context, Metrics, RoundView, ServerStep
 from feddumap.core.messages import Tensors
 from feddumap.core.rng import stream
+from feddumap.core.sampling import select
 from feddumap.data.label_mix import divergence
 from feddumap.errors import FeddumapError
 from feddumap.methods.fedavg import fedavg
+from feddumap.methods.idle import Idle
 from feddumap.methods.registry import Settings, method
 from feddumap.methods.server_training import server_steps, train_copy
 from feddumap.methods.settings import LabelMix
@@ -38,6 +44,7 @@ HELD_OUT = 0.2
 DECAYS = (0.9, 0.95, 0.99, 0.999)
 
 AccuracyWeight = Literal["one_minus", "inverse"]
+Degree = Literal["cohort", "device"]
 
 
 class DynamicUpdate(LabelMix):
@@ -48,9 +55,16 @@ class DynamicUpdate(LabelMix):
         Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
         Field(description="factor on the server's part, each round; or chosen on held-out server images"),
     ] = 0.999
-    accuracy_weight: Annotated[
-        Literal["one_minus", "inverse"], Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")
-    ] = "one_minus"
+    accuracy_weight: Annotated[AccuracyWeight, Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")] = (
+        "one_minus"
+    )
+    degree: Annotated[
+        Degree,
+        Field(
+            description="D', the devices' non-IID degree: of the chosen devices' labels together (the paper; "
+            "0 if all take part), or the mean of each device's own"
+        ),
+    ] = "cohort"
 
 
 class StaticUpdate(Settings):
@@ -95,25 +109,85 @@ def effective_share(
     return factor * ratio * c
 
 
-def dynamic(c: float, decay: float | Literal["held-out"], weight: AccuracyWeight) -> ShareRule:
+def degree_of_devices(labels: np.ndarray, chosen: Sequence[int], degree: Degree) -> float:
+    """D' of the chosen devices, from the label counts [N, C] of all.
+
+    >>> labels = np.array([[4, 0], [0, 4]])
+    >>> degree_of_devices(labels, [0, 1], "cohort"), round(degree_of_devices(labels, [0, 1], "device"), 4)
+    (0.0, 0.3113)
+    """
+    everyone = labels.sum(axis=0)
+    own = labels[list(chosen)]
+    if degree == "cohort":
+        return float(divergence(own.sum(axis=0), everyone))
+    sizes = own.sum(axis=1)
+    present = sizes > 0
+    degrees = [float(divergence(mix, everyone)) for mix in own[present]]
+    return float(np.average(degrees, weights=sizes[present])) if degrees else 0.0
+
+
+def dynamic(update: DynamicUpdate) -> ShareRule:
     """FedDU's α, from the accuracy of w½ on the server's data, sizes and non-IID degrees."""
 
     def rule(scored: Score, server: Samples, view: RoundView) -> tuple[Share, Metrics]:
         labels = view.context.census.labels
         assert labels is not None
-        everyone = labels.sum(axis=0)
-        chosen = labels[[receipt.device for receipt in view.receipts]].sum(axis=0)
-        own = np.bincount(server.targets.numpy(), minlength=len(everyone))
-        degree_devices = float(divergence(chosen, everyone))
-        degree_server = float(divergence(own, everyone))
+        chosen = [receipt.device for receipt in view.receipts]
+        degree_devices = degree_of_devices(labels, chosen, update.degree)
+        degree_server = degree_of_server(server, labels)
         samples = sum(receipt.samples for receipt in view.receipts)
         alpha = effective_share(
-            scored.accuracy, (len(server), degree_server), (samples, degree_devices), c, weight
+            scored.accuracy,
+            (len(server), degree_server),
+            (samples, degree_devices),
+            update.c,
+            update.accuracy_weight,
         )
         metrics = {"degree_devices": degree_devices, "degree_server": degree_server}
-        return Share(alpha, DECAYS if decay == "held-out" else (decay,)), metrics
+        return Share(alpha, DECAYS if update.decay == "held-out" else (update.decay,)), metrics
 
     return rule
+
+
+def degree_of_server(server: Samples, labels: np.ndarray) -> float:
+    """D0, from the label counts [N, C] of all devices."""
+    own = np.bincount(server.targets.numpy(), minlength=labels.shape[1])
+    return float(divergence(own, labels.sum(axis=0)))
+
+
+def never_acts(update: DynamicUpdate) -> Idle:
+    """The `idle` slot: why the server's data would never be used, if so. α is at most its value at acc = 0,
+    for the devices that the seed selects in each round."""
+
+    def idle(context: Context) -> list[str]:
+        labels, config = context.census.labels, context.config
+        if labels is None or not len(context.server):
+            return []
+        degree_server = degree_of_server(context.server, labels)
+        largest = 0.0
+        for number in range(config.train.rounds):
+            chosen = select(config, number)
+            degree = degree_of_devices(labels, chosen, update.degree)
+            samples = int(context.census.samples[chosen].sum())
+            largest = effective_share(
+                0.0, (len(context.server), degree_server), (samples, degree), update.c, update.accuracy_weight
+            )
+            if largest > NEGLIGIBLE:
+                return []
+            if config.train.cohort == config.data.devices:
+                break  # the same devices in every round
+        reason = f"α is at most {largest:.2g}"
+        if update.c == 0:
+            return [f"the server's data is never used: {reason}, as method.c = 0"]
+        if update.degree == "device":
+            return [f"the server's data is never used: {reason}, as all devices have the same label mix"]
+        return [
+            f"the server's data is never used: {reason}, as the labels of the chosen devices together are as "
+            f"those of all devices (D' = 0; train.cohort = {config.train.cohort} of {config.data.devices}): "
+            "set method.degree = 'device', or choose fewer devices a round"
+        ]
+
+    return idle
 
 
 def static(effective_steps: int | Literal["full"]) -> ShareRule:
@@ -231,9 +305,10 @@ def exploded(before: float, after: float, classes: int) -> bool:
 @method("feddu")
 def feddu(update: DynamicUpdate) -> Algorithm:
     """Dynamic update: the server also trains on its data and goes part of the way, adaptively."""
-    rule = dynamic(update.c, update.decay, update.accuracy_weight)
-    server = server_update(rule, hold_out=update.decay == "held-out")
-    return replace(fedavg(), server=server, labels=update.label_mix, server_data=True)
+    server = server_update(dynamic(update), hold_out=update.decay == "held-out")
+    return replace(
+        fedavg(), server=server, labels=update.label_mix, server_data=True, idle=never_acts(update)
+    )
 
 
 @method("feddu-s")

@@ -69,7 +69,7 @@ def guarded(given: object, name: str) -> Algorithm:
     """The algorithm of a user's method, whose slots check what they return."""
     if not isinstance(given, Algorithm):
         raise SlotError(f"method {name!r} made {_describe(given)}: expected an Algorithm")
-    slots = ("local", "device_data", "aggregate", "reshape", "check", "send", "passes", "reply")
+    slots = ("local", "device_data", "aggregate", "reshape", "check", "idle", "send", "passes", "reply")
     for slot in slots:
         if not callable(getattr(given, slot)):
             raise SlotError(f"method {name!r}: its {slot} is {_describe(getattr(given, slot))}, no function")
@@ -107,6 +107,7 @@ class _Guard:
             server=ServerStep(self.init, self.apply),
             reshape=self.reshape,
             check=self.check,
+            idle=self.idle,
             send=self.send,
             passes=self.passes,
             reply=self.reply,
@@ -230,6 +231,13 @@ class _Guard:
 
     def check(self, architecture: Architecture) -> object:
         return self._call("check", self._inner.check, architecture)
+
+    def idle(self, context: Context) -> Sequence[str]:
+        value = self._call("idle", self._inner.idle, context)
+        fits = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+        self._require(fits, "idle", value, "a list of sentences")
+        found: Sequence[str] = value
+        return found
 
     def passes(self, samples: np.ndarray, given: int, config: Config) -> np.ndarray:
         value = self._call("passes", self._inner.passes, samples, given, config)

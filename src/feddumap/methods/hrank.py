@@ -13,9 +13,10 @@ from pydantic import Field
 
 from feddumap.core.algorithm import Algorithm, Cohort, Context, Metrics, Reshape, at_round
 from feddumap.core.messages import ServerState
-from feddumap.methods.fedap import ask_ranks, check_prunable, chosen_layers, remove
+from feddumap.methods.fedap import ask_ranks, check_prunable, chosen_layers, pruning_never_reached, remove
 from feddumap.methods.feddu import DynamicUpdate
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, pruned_method
+from feddumap.methods.idle import all_of
 from feddumap.methods.registry import method
 from feddumap.methods.settings import Base, Cuts, Rate
 
@@ -42,8 +43,10 @@ def hrank(
     base: Base, update: DynamicUpdate, server: ServerMomentum, device: DeviceMomentum, settings: Uniform
 ) -> Algorithm:
     """One pruning at the same rate for every convolution, filters of lowest rank first (Lin et al.)."""
+    inner = pruned_method(base, update, server, device)
     return replace(
-        pruned_method(base, update, server, device),
+        inner,
         reshape=at_round(settings.prune_round, uniform(settings.prune_rate, settings)),
         check=check_prunable(settings),
+        idle=all_of(inner.idle, pruning_never_reached(settings.prune_round)),
     )

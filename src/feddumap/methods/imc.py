@@ -12,9 +12,10 @@ from pydantic import Field
 
 from feddumap.core.algorithm import Algorithm, Cohort, Context, Metrics, Reshape, at_round
 from feddumap.core.messages import ServerState
-from feddumap.methods.fedap import global_rate, with_rate_inputs
+from feddumap.methods.fedap import global_rate, pruning_never_reached, with_rate_inputs
 from feddumap.methods.feddu import DynamicUpdate
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, pruned_method
+from feddumap.methods.idle import all_of
 from feddumap.methods.registry import method
 from feddumap.methods.settings import Base, Rates
 from feddumap.pruning.global_rate import GlobalRate
@@ -45,4 +46,8 @@ def imc(
 ) -> Algorithm:
     """One mask over the smallest weights of the whole network, which are neither trained nor sent (Zhang)."""
     method = with_rate_inputs(pruned_method(base, update, server, device), settings)
-    return replace(method, reshape=at_round(settings.prune_round, by_magnitude(global_rate(settings))))
+    return replace(
+        method,
+        reshape=at_round(settings.prune_round, by_magnitude(global_rate(settings))),
+        idle=all_of(method.idle, pruning_never_reached(settings.prune_round)),
+    )

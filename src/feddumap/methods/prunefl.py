@@ -36,6 +36,7 @@ from feddumap.device.task import Task
 from feddumap.errors import FeddumapError
 from feddumap.methods.feddu import DynamicUpdate
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, pruned_method
+from feddumap.methods.idle import all_of, never_reached
 from feddumap.methods.registry import Settings, method
 from feddumap.methods.settings import Base
 from feddumap.models.cost import parameters
@@ -278,4 +279,7 @@ def prunefl(
         server=beside(method.server, "g2/", "dense/"),
         reshape=first_of(at_round(0, first_pruning(settings.first_passes)), every(rounds, adjustment())),
         reply=lambda message: reply_nbytes(message, rounds),
+        idle=all_of(
+            method.idle, never_reached("method.adjust_every", rounds, "the mask will not be adjusted")
+        ),
     )
