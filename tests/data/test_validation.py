@@ -10,13 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from feddumap import run as api
+from feddumap.config import Config
 from feddumap.core.tensors import digest
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.errors import FeddumapError
-from feddumap.models import network
+from feddumap.models import architecture, initialise, network
 from feddumap.runs.summary import accuracies, smooth
-from feddumap.training.samples import to_input
+from feddumap.training.backends import make_model
+from feddumap.training.evaluation import score_within
+from feddumap.training.samples import Samples, to_input
 from tests.conftest import small
 
 
@@ -75,3 +78,22 @@ def test_it_chooses_a_round() -> None:
     assert accuracies(records)["validated"] == test[int(smooth(held.tolist()).argmax())]
     without = [{"round": 0, "accuracy": 0.5}]
     assert accuracies(without)["validated"] is None
+
+
+def test_scores_within_classes_leave_the_other_outputs_out(home: object) -> None:
+    """Against plain arithmetic on the outputs; a bias towards an absent class changes nothing."""
+    shape = architecture("lenet", 10)
+    weights = initialise(shape, 3)
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.tensor([2, 5, 7])[torch.randint(0, 3, (40,), generator=generator)]
+    inputs = torch.randint(0, 256, (40, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    config = Config.parse({"train": {"kernels": "torch"}})
+    found = score_within(shape, weights, Samples(inputs, targets), config)
+    outputs = make_model(shape, weights, "torch").outputs(inputs).double().numpy()[:, [2, 5, 7]]
+    places = np.searchsorted([2, 5, 7], targets.numpy())
+    assert found.correct == int((outputs.argmax(axis=1) == places).sum())
+    logs = np.log(np.exp(outputs).sum(axis=1)) - outputs[np.arange(40), places]
+    assert found.loss == pytest.approx(logs.sum(), rel=1e-6)
+    weights["fc3.bias"] = weights["fc3.bias"].clone()
+    weights["fc3.bias"][4] += 100
+    assert score_within(shape, weights, Samples(inputs, targets), config) == found

@@ -39,7 +39,7 @@ from feddumap.device.surveys import label_counts
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.models.frozen import frozen_bytes
-from feddumap.training.evaluation import Score, device_accuracy, score_weights
+from feddumap.training.evaluation import Score, device_accuracy, score_weights, score_within
 
 Evaluate = Callable[[ServerState], Score]
 
@@ -257,11 +257,19 @@ def _extra_matches_weights(upload: Upload) -> bool:
 
 
 def _validation_score(state: ServerState, context: Context) -> Metrics:
-    """The model's score on the validation images, if there are any."""
+    """The model's score on the validation images, if there are any: among all classes, and `within` those
+    that the validation images have."""
     if context.validation is None:
         return {}
-    score = score_weights(state.architecture, state.weights, context.validation, context.config)
-    return {"validation": {"accuracy": score.accuracy, "loss": _finite(score.mean_loss)}}
+    given = (state.architecture, state.weights, context.validation, context.config)
+    score, within = score_weights(*given), score_within(*given)
+    return {
+        "validation": {
+            "accuracy": score.accuracy,
+            "loss": _finite(score.mean_loss),
+            "within": within.accuracy,
+        }
+    }
 
 
 def _sample_bytes(context: Context) -> int:

@@ -53,12 +53,14 @@ def reached(records: Sequence[Mapping[str, Any]], target: float) -> dict[str, fl
 
 def accuracies(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """final: the last evaluation; mean10: the mean of the last ten; best; best_smoothed: as in the paper;
-    validated: at the best smoothed validation accuracy, if every evaluation recorded one."""
+    validated: at the best smoothed validation accuracy (within the server's classes, where that is recorded),
+    if every evaluation recorded one."""
     points = evaluated(records)
     values = [point["accuracy"] for point in points]
     if not values:
         return {"final": None, "mean10": None, "best": None, "best_smoothed": None, "validated": None}
-    held = [point["validation"]["accuracy"] for point in points if "validation" in point]
+    scores = [point["validation"] for point in points if "validation" in point]
+    held = [score.get("within", score["accuracy"]) for score in scores]
     return {
         "final": values[-1],
         "mean10": float(np.mean(values[-10:])),

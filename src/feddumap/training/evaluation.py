@@ -106,6 +106,19 @@ def score_weights(architecture: Architecture, weights: Tensors, samples: Samples
     return Score.total(score(model, part) for part in parts)
 
 
+def score_within(architecture: Architecture, weights: Tensors, samples: Samples, config: Config) -> Score:
+    """The score on samples of some classes, with the outputs of all other classes left out: whether a model
+    tends to the classes at hand does not matter, so models can be compared on data that lacks classes."""
+    device = config.run.device
+    model = make_model(architecture, weights, config.train.kernels, device)
+    classes, places = np.unique(samples.targets.numpy(), return_inverse=True)
+    present, targets = torch.from_numpy(classes), torch.from_numpy(places)
+    parts = (samples.inputs[a:b].to(device) for a, b in chunks(len(samples)))
+    outputs = torch.cat([model.outputs(part).cpu() for part in parts])[:, present]
+    loss = F.cross_entropy(outputs.double(), targets, reduction="sum")
+    return Score(int((outputs.argmax(dim=1) == targets).sum()), float(loss), len(samples))
+
+
 def score(model: Model | nn.Module, samples: Samples, devices: np.ndarray | None = None) -> Score:
     """The score on one chunk, in eval mode without augmentation; `devices` are those that the samples belong
     to, −1 for none."""
