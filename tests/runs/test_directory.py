@@ -164,11 +164,22 @@ def test_when_all_checkpoints_are_damaged_it_starts_again_and_says_so(
     assert finished(tmp_path / "part") == finished(directory)
 
 
-def test_missing_records_are_not_invented(whole: tuple[Path, Config], tmp_path: Path) -> None:
-    interrupted(whole[1], tmp_path / "part", 3)
-    (tmp_path / "part" / "records.jsonl").write_text("")
-    with pytest.raises(FeddumapError, match=r"lacks rounds that the checkpoint has \(found 0 of 3\)"):
-        api.resume(tmp_path / "part")
+@pytest.mark.parametrize(("left", "start"), [(0, 0), (1, 0), (2, 2)])
+def test_records_that_fall_short_of_the_checkpoint(
+    whole: tuple[Path, Config], tmp_path: Path, left: int, start: int
+) -> None:
+    """The run goes back to the newest checkpoint that has all of its records, and says so."""
+    directory, config = whole
+    interrupted(config, tmp_path / "part", 3)
+    file = tmp_path / "part" / "records.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:left]))
+    said: list[str] = []
+    run = api.resume(tmp_path / "part", say=said.append)
+    assert run.state.round == len(run.records) == start
+    assert "records.jsonl lacks rounds that checkpoint-000003.json was made with (3)" in said[-1]
+    assert said[-1].endswith(f"resuming from round {start}")
+    run.run().close()
+    assert finished(tmp_path / "part") == finished(directory)
 
 
 def test_more_rounds_continue_a_finished_run(whole: tuple[Path, Config], tmp_path: Path) -> None:

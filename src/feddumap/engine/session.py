@@ -230,12 +230,15 @@ class Session:
         )
 
     def _record(self, state: ServerState, record: Record) -> None:
-        self.state = state
-        self.records.append(replace(record, wall=self._wall))
+        """Append the record, then advance: if it cannot be written, this run is still in the round before."""
+        record = replace(record, wall=self._wall)
         if self.directory is not None:
-            self.directory.append(self.records[-1])
+            self.directory.append(record)
+        self.state = state
+        self.records.append(record)
+        if self.directory is not None:
             for tracker in self._trackers or ():
-                tracker.add(self.records[-1])
+                tracker.add(record)
             if state.round % self.config.run.checkpoint_every == 0:
                 self._checkpoint()
 

@@ -96,15 +96,16 @@ def make_folder(path: Path) -> None:
     os.makedirs(path, exist_ok=True)
 
 
-def leftovers(folder: Path, names: str) -> list[Path]:
+def leftovers(folder: Path, names: str, locked: bool = False) -> list[Path]:
     """The temporary files of processes that were killed while they wrote a file of `folder` whose name
-    matches the pattern `names`."""
+    matches the pattern `names`. `locked`: no other process writes there; otherwise files of a process id that
+    is in use are left out."""
     if not folder.is_dir():
         return []
     found = []
     for path in sorted(folder.iterdir()):
         match = TEMPORARY.fullmatch(path.name)
-        if match and re.fullmatch(names, match["name"]) and not _is_writing(int(match["pid"])):
+        if match and re.fullmatch(names, match["name"]) and (locked or not _is_writing(int(match["pid"]))):
             found.append(path)
     return found
 
