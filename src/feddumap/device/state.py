@@ -58,13 +58,16 @@ class FileStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for path in leftovers(folder, NAMES):
-            remove(path)
         self._numbers: dict[int, list[int]] = {}
         self._digests: dict[tuple[int, int], str] = {}  # of those that were written or read
         for path in sorted(folder.glob("*-*.safetensors")):
             if match := re.fullmatch(r"(\d+)-(\d+)", path.stem):
                 self._numbers.setdefault(int(match[1]), []).append(int(match[2]))
+
+    def clean(self) -> None:
+        """Delete the temporary files of processes that were killed."""
+        for path in leftovers(self._folder, NAMES):
+            remove(path)
 
     def recall(self, device: int, before: int) -> Tensors:
         older = [number for number in self._numbers.get(device, []) if number < before]

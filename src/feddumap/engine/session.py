@@ -38,7 +38,7 @@ from feddumap.methods import compose
 from feddumap.models import initialise, network, separate
 from feddumap.models.cost import macs
 from feddumap.models.weights import read_weights
-from feddumap.runs import trackers
+from feddumap.runs import integrity, trackers
 from feddumap.runs.directory import RunDirectory
 from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
 from feddumap.runs.trackers.base import Tracker
@@ -273,6 +273,9 @@ class Session:
         if damaged:
             from_round = checkpoint.state.round if checkpoint else 0
             say(f"{'; '.join(damaged)}: resuming from round {from_round}")
+        before = (checkpoint.config or {}).get("train", {}).get("rounds") if checkpoint else None
+        if before is not None and before != self.config.train.rounds:
+            say(f"train.rounds is {self.config.train.rounds} now; it was {before} at the last checkpoint")
         if checkpoint is not None:
             self.state, self._wall, self._saved_round = (
                 checkpoint.state,
@@ -291,6 +294,7 @@ def initial_weights(shape: Architecture, config: Config, directory: RunDirectory
     weights = initialise(shape, config.run.seed)
     own = is_object(config.model.name)
     if own and directory is not None and directory.initial_weights.exists():
+        integrity.require_sealed(directory.initial_weights)
         try:
             return read_weights(directory.initial_weights, weights)
         except FeddumapError as error:
@@ -300,5 +304,7 @@ def initial_weights(shape: Architecture, config: Config, directory: RunDirectory
             ) from None
     if config.model.weights is None:
         return weights
-    file = Path(config.model.weights) if directory is None else directory.initial_weights
-    return read_weights(file, weights)
+    if directory is None:
+        return read_weights(Path(config.model.weights), weights)
+    integrity.require_sealed(directory.initial_weights)
+    return read_weights(directory.initial_weights, weights)

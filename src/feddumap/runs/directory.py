@@ -67,18 +67,12 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
-            raise
+        self._lock = _hold(path, os.O_CREAT | os.O_RDWR)
         self.close = weakref.finalize(self, os.close, self._lock)  # once, and also if nobody does
         for left in leftovers(path, NAMES, locked=True):
             remove(left)
         self.memory = FileStore(path / "devices")
+        self.memory.clean()
         self._log = RecordLog(path)
         self._config: dict[str, Any] = {}  # as it is stored
         self._split = ""  # the digest of the split
@@ -258,6 +252,24 @@ class RunDirectory:
             if not tensors.with_suffix(".json").exists():  # of a checkpoint that was not written to its end
                 remove(tensors)
         return self._log.truncate(number)
+
+
+def look(path: Path) -> int | None:
+    """Lock a run directory to read it, without writing: a file descriptor to close, None if it never was
+    locked."""
+    return _hold(path, os.O_RDONLY) if (path / ".lock").exists() else None
+
+
+def _hold(path: Path, flags: int) -> int:
+    lock = os.open(path / ".lock", flags, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
+        raise
+    return lock
 
 
 def _remove(checkpoint: Path) -> None:

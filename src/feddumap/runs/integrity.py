@@ -101,6 +101,14 @@ def read_sealed(path: Path) -> tuple[Tensors, str]:
     return tensors, made
 
 
+def require_sealed(path: Path) -> None:
+    """Raise an error if a file of tensors is not as it was written."""
+    try:
+        read_sealed(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise FeddumapError(f"cannot read {path}: {error}; start a new run under another name") from None
+
+
 def read_split(directory: Path) -> tuple[dict[str, np.ndarray], str]:
     """The arrays of the split and their digest."""
     path = directory / SPLIT
