@@ -142,7 +142,7 @@ def test_altered_records_stop_a_resume_and_rewind_goes_back(copy: Path, trained:
     with pytest.raises(FeddumapError, match=message):
         api.resume(copy)
     assert message.replace("\\", "") in integrity.notes([copy])[0]
-    assert damaged(states(copy)) == {"records.jsonl"}
+    assert {name for name, each in states(copy).items() if each.state != "ok"} == {"records.jsonl"}
     assert (copy / "checkpoint-000004.json").exists()
     assert "went back to round 0" in states(copy, rewind=True)["records.jsonl"].message
     api.resume(copy).run().close()
@@ -215,7 +215,7 @@ def test_verify_mends_what_it_can(copy: Path, trained: Path) -> None:
     (copy / "devices" / ".000001-000003.safetensors.4194305.tmp").touch()
     (copy / ".mine.tmp").touch()
     looked = states(copy, repair=False)
-    assert damaged(looked) == {"checkpoint-000004.json", "records.jsonl", "summary.json"}
+    assert damaged(looked) == {"checkpoint-000004.json", "records.jsonl"}  # the summary is not compared
     assert sum(each.state == "leftover" for each in looked.values()) == 4
     found = states(copy)
     assert {name: each.state for name, each in found.items() if each.state != "ok"} == {

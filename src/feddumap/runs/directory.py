@@ -122,11 +122,11 @@ class RunDirectory:
         return directory
 
     def discard(self) -> None:
-        """Delete the files of a directory whose creation was interrupted, and close it."""
-        for name in FIRST:
+        """Delete a directory whose creation was interrupted, and close it."""
+        for name in (*FIRST, ".lock"):
             remove(self.path / name)
-        self.close()
         self.path.rmdir()
+        self.close()
 
     @property
     def initial_weights(self) -> Path:

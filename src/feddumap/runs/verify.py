@@ -50,7 +50,11 @@ class Verification:
             found = [self._leftover(each) for each in left]
             found += [self._config(directory), self._split(), *self._first_weights()]
             usable, about = self._checkpoints()
-            found += [*about, *self._records(directory, usable), *self._memories(usable), *self._summary()]
+            found += about
+            about = list(self._records(directory, usable))
+            found += [*about, *self._memories(usable)]
+            if all(each.state != "damaged" for each in about):  # else the summary may be right
+                found += self._summary()
         finally:
             if directory is not None:
                 directory.close()
