@@ -184,7 +184,9 @@ def test_too_many_workers_for_this_system_is_a_sentence(run: api.Run) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         pytest.skip("this system has no limit of open files")
-    with pytest.raises(FeddumapError, match=rf"run\.workers = {most} needs \d+ open files, .* only {most} here"):
+    with pytest.raises(
+        FeddumapError, match=rf"run\.workers = {most} needs \d+ open files, .* only {most} here"
+    ):
         Pool(run.config, run.dataset.folder, run.split, 1, most, InMemoryStore())
 
 

@@ -143,7 +143,9 @@ def test_a_round_nobody_finishes_keeps_the_model(home: object, tmp_path: Path) -
 
 def test_a_deadline_that_nobody_can_meet_ends_the_run(home: object) -> None:
     run = api.start(small(clock={"profile": "general", "deadline": 1e-6}))
-    message = r"clock\.deadline = 1e-06 seconds drops all 6 devices.*the fastest, device (\d), needs ([\d.]+);"
+    message = (
+        r"clock\.deadline = 1e-06 seconds drops all 6 devices.*the fastest, device (\d), needs ([\d.]+);"
+    )
     with pytest.raises(FeddumapError, match=message) as caught:
         run.run()
     found = re.search(message, str(caught.value))

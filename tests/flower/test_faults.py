@@ -94,9 +94,7 @@ def test_a_sample_of_messages(whole: tuple[int, object], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_every_message(
-    whole: tuple[int, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_message(whole: tuple[int, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count, expected = whole
     for way in WAYS:
         for at in range(count):

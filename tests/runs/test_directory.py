@@ -346,7 +346,7 @@ class Immutable:
         return os.open(path, flags, mode)
 
     def write(self, fd: int, data: memoryview) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith("records.jsonl"):
+        if Path(f"/proc/self/fd/{fd}").readlink().name == "records.jsonl":
             if len(data) < 20:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return os.write(fd, data[: len(data) // 2])
@@ -397,7 +397,9 @@ def test_a_repeated_round_replaces_its_record(home: Path, tmp_path: Path) -> Non
     run.close()
 
 
-@pytest.mark.parametrize("files", [["split.safetensors"], [".split.safetensors.1.tmp"], [".config.toml.9.tmp"]])
+@pytest.mark.parametrize(
+    "files", [["split.safetensors"], [".split.safetensors.1.tmp"], [".config.toml.9.tmp"]]
+)
 def test_a_creation_that_was_killed_is_begun_again(
     whole: tuple[Path, Config], tmp_path: Path, files: list[str]
 ) -> None:

@@ -14,7 +14,18 @@ from feddumap.config import Config
 from feddumap.engine.resolution import resolve
 from feddumap.system.callbacks import ignore
 from tests.conftest import small
-from tests.support.faults import BUG, FINISHED, STOPPED, Fault, FaultyOs, FaultyPipes, Way, outcome, survive, train
+from tests.support.faults import (
+    BUG,
+    FINISHED,
+    STOPPED,
+    Fault,
+    FaultyOs,
+    FaultyPipes,
+    Way,
+    outcome,
+    survive,
+    train,
+)
 
 SAMPLE = 12
 

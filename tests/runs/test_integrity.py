@@ -66,7 +66,9 @@ def legacy(path: Path) -> None:
     """Make the checkpoints those of a version that did not record its files."""
     for file in path.glob("checkpoint-*.json"):
         value = json.loads(file.read_text())
-        kept = {k: v for k, v in value.items() if k not in ("sha256", "config", "split", "records", "memories")}
+        kept = {
+            k: v for k, v in value.items() if k not in ("sha256", "config", "split", "records", "memories")
+        }
         file.write_text(json.dumps({**kept, "sha256": digest(kept)}))
 
 
@@ -184,7 +186,9 @@ def test_a_memory_of_another_run_is_noticed(copy: Path, tmp_path: Path) -> None:
     common = [name for name in names if name in theirs]
     assert common
     shutil.copy(theirs[common[0]], copy / "devices")
-    assert "not the memory that the checkpoint" in states(copy, repair=False)["checkpoint-000004.json"].message
+    assert (
+        "not the memory that the checkpoint" in states(copy, repair=False)["checkpoint-000004.json"].message
+    )
 
 
 def test_old_checkpoints_still_resume(copy: Path, trained: Path) -> None:
@@ -210,7 +214,11 @@ def test_verify_mends_what_it_can(copy: Path, trained: Path) -> None:
     with (copy / "records.jsonl").open("a") as file:
         file.write('{"round": 4, "acc')
     replace_in(copy / "summary.json", '"rounds": 4', '"rounds": 7')
-    for name in (".summary.json.1.tmp", ".checkpoint-000009.json.4194305.tmp", "checkpoint-000009.safetensors"):
+    for name in (
+        ".summary.json.1.tmp",
+        ".checkpoint-000009.json.4194305.tmp",
+        "checkpoint-000009.safetensors",
+    ):
         (copy / name).touch()
     (copy / "devices" / ".000001-000003.safetensors.4194305.tmp").touch()
     (copy / ".mine.tmp").touch()

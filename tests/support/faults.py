@@ -1,4 +1,4 @@
-"""Faults on purpose: one operation of a run fails, in a process of its own, and the run goes on afterwards."""
+"""Faults on purpose: one operation of a run fails, in its own process, and the run goes on afterwards."""
 
 from __future__ import annotations
 

@@ -24,11 +24,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from feddumap import run as api  # noqa: E402
-from feddumap.config import Config  # noqa: E402
-from feddumap.engine import forkserver  # noqa: E402
-from feddumap.runs.verify import Verification  # noqa: E402
-from tests.support.faults import outcome  # noqa: E402
+from tests.support.faults import outcome
+
+from feddumap import run as api
+from feddumap.config import Config
+from feddumap.engine import forkserver
+from feddumap.runs.verify import Verification
 
 BASE = {
     "data": {"devices": 8},

@@ -22,12 +22,13 @@ def verify(
     rewind: Annotated[
         bool,
         typer.Option(
-            "--rewind", help="If records were altered, go back to the newest state before that, or to round 0."
+            "--rewind",
+            help="If records were altered, go back to the newest state before that, or to round 0.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check all files of a run or a data set's cache, and restore what can be; exit code 1 if damage is left."""
+    """Check all files of a run or a data set's cache, and restore what can be; exit code 1 if damage stays."""
     from feddumap.runs.verify import Verification
     from feddumap.system import console
 

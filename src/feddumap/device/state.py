@@ -85,8 +85,8 @@ class FileStore:
         # files of versions that did not name the device have neither
         if owner not in ((None, None), (str(device), str(number))):
             raise FeddumapError(
-                f"{path} holds the memory of device {owner[0]} from round {owner[1]}, expected that of device "
-                f"{device} from round {number}"
+                f"{path} holds the memory of device {owner[0]} from round {owner[1]}, expected device "
+                f"{device} and round {number}"
             )
         self._digests[device, number] = metadata["digest"][:SHORT]
         return tensors

@@ -303,7 +303,7 @@ def allow_open_files(workers: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and need > hard:
         raise FeddumapError(
-            f"run.workers = {workers} needs {need} open files, but a process may have only {hard} here: lower "
-            f"run.workers to at most {max(1, (hard - now) // 4)}, or raise the limit (`ulimit -n`)"
+            f"run.workers = {workers} needs {need} open files, but a process may have only {hard} here: "
+            f"lower run.workers to at most {max(1, (hard - now) // 4)}, or raise the limit (`ulimit -n`)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

@@ -210,7 +210,9 @@ class Session:
                 workers = 1
         if workers > 1 and config.run.device == "cpu":
             test_inputs = len(self.dataset.test_labels)
-            return Pool(config, self.dataset.folder, self.split, test_inputs, workers, states, server, self._say)
+            return Pool(
+                config, self.dataset.folder, self.split, test_inputs, workers, states, server, self._say
+            )
         holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
         executor = Executor(config, holdings, self._algorithm)
         return LocalCohort(executor, Evaluator.of(self.dataset, self.split, config), states)

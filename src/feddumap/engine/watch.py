@@ -19,7 +19,11 @@ from feddumap.system.console import duration
 
 INTERVAL = 1.0  # seconds between two looks
 NOTICE, LIMIT = 30.0, 120.0  # seconds without processor time until a worker is named, and killed
-STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits for a disk or the network"}
+STATES = {
+    "T": "is stopped (SIGSTOP)",
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk or the network",
+}
 
 
 class Process(Protocol):

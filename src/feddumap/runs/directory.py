@@ -56,7 +56,9 @@ from feddumap.system.atomic_files import leftovers, make_folder, remove, write_b
 
 KEPT_CHECKPOINTS = 2
 FIRST = (SPLIT, FIRST_WEIGHTS)
-NAMES = r"(config\.toml|(command|token)(\.txt)?|records\.jsonl|summary\.json|checkpoint-\d+\.(json|safetensors)|"
+NAMES = (
+    r"(config\.toml|(command|token)(\.txt)?|records\.jsonl|summary\.json|checkpoint-\d+\.(json|safetensors)|"
+)
 NAMES += r"(split|first-weights|frozen-\w+)\.safetensors)"
 """The names of the files that this module writes, as a pattern."""
 
@@ -105,8 +107,8 @@ class RunDirectory:
         if was_interrupted(path):
             RunDirectory(path).discard()
             raise FeddumapError(
-                f"the run in {path} was interrupted before its directory was complete, so there is nothing to "
-                f"resume: start it again with `feddumap train … --out {path}`"
+                f"the run in {path} was interrupted before its directory was complete, so there is nothing "
+                f"to resume: start it again with `feddumap train … --out {path}`"
             )
         if not (path / "config.toml").is_file():
             read_config(path)  # the error

@@ -81,7 +81,7 @@ def config_problem(directory: Path) -> str | None:
         config = read_config(directory)
         differs = config_difference(recorded, config) if recorded is not None else None
     except FeddumapError as error:
-        return str(error)
+        return str(error) if str(directory) in str(error) else f"{directory / 'config.toml'}: {error}"
     return f"{directory / 'config.toml'} was changed after the run began: {differs}" if differs else None
 
 
@@ -115,10 +115,7 @@ def read_split(directory: Path) -> tuple[dict[str, np.ndarray], str]:
     try:
         tensors, made = read_sealed(path)
     except (OSError, ValueError, SafetensorError) as error:
-        raise FeddumapError(
-            f"cannot read {path}: {error}; run `feddumap verify {directory}`, or start a new run under another "
-            "name"
-        ) from None
+        raise FeddumapError(f"cannot read {path}: {error}; start a new run under another name") from None
     for file, header in headers(directory)[:1]:
         if header.get("split") not in (None, made):
             raise FeddumapError(

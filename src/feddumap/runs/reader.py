@@ -18,7 +18,15 @@ from feddumap.models.frozen import is_known, with_constants
 from feddumap.runs import records
 from feddumap.runs.records import Mark
 
-CHECKPOINT_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+CHECKPOINT_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
 """What reading a damaged checkpoint raises."""
 
 GROUPS = ("weights", "mask", "steps")

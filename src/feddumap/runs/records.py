@@ -1,5 +1,5 @@
-"""records.jsonl: a line per round. `RecordLog` appends to it for `runs/directory.py`, with a running digest of
-the lines, so that a checkpoint can say which records it belongs to."""
+"""records.jsonl: a line per round. `RecordLog` appends to it for `runs/directory.py`, with a running digest
+of the lines, so that a checkpoint can say which records it belongs to."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Verification:
         try:
             integrity.read_split(self.path)
         except FeddumapError as error:
-            problem = str(error).partition(": run `")[0].partition("; run `")[0]
+            problem = str(error).partition(": run `")[0].partition("; start ")[0]
             return self._finding(SPLIT, problem, "start the run again under another name", restorable=False)
         return Finding(SPLIT, "ok", "as when the run began")
 
@@ -134,7 +134,9 @@ class Verification:
             if self.repair and usable:
                 remove(path)
                 remove(path.with_suffix(".safetensors"))
-            remedy = f"deleted, {usable[0].state.round} rounds are left" if usable else "no other one is whole"
+            remedy = (
+                f"deleted, {usable[0].state.round} rounds are left" if usable else "no other one is whole"
+            )
             found.append(self._finding(path.name, problem, remedy, bool(usable)))
         return usable, found
 
@@ -171,7 +173,9 @@ class Verification:
     def _memories(self, usable: list[Checkpoint]) -> Iterator[Finding]:
         """The states of devices. Those that a checkpoint needs were checked with it."""
         folder = self.path / "devices"
-        paths = [path for path in sorted(folder.glob("*.safetensors")) if re.fullmatch(DEVICE_NAMES, path.name)]
+        paths = [
+            path for path in sorted(folder.glob("*.safetensors")) if re.fullmatch(DEVICE_NAMES, path.name)
+        ]
         if not paths:
             return
         needed = {(int(d), number) for each in usable for d, number in each.devices.items()}

@@ -20,7 +20,7 @@ def atomic_replacement(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         sync(temporary)
-        os.replace(temporary, path)
+        os.replace(temporary, path)  # noqa: PTH105 (the `os` of this module, as below)
     except BaseException:
         remove(temporary)
         raise
@@ -88,12 +88,12 @@ def sync(path: Path) -> None:
 def remove(path: Path) -> None:
     """Delete a file if it exists."""
     with suppress(FileNotFoundError):
-        os.unlink(path)
+        os.unlink(path)  # noqa: PTH108
 
 
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, if they do not exist."""
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(path, exist_ok=True)  # noqa: PTH103
 
 
 def leftovers(folder: Path, names: str, locked: bool = False) -> list[Path]:
