@@ -94,6 +94,7 @@ def test_a_sample_of_messages(whole: tuple[int, object], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_message(whole: tuple[int, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count, expected = whole
     for way in WAYS:

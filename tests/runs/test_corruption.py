@@ -89,6 +89,7 @@ def test_some_corruptions(home: Path, runs: tuple[Path, Any], tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_many_corruptions(
     home: Path, runs: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

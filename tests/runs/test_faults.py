@@ -118,6 +118,7 @@ def test_a_sample_of_faults(home: Path, cases: dict[str, Case], tmp_path: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["files", "files of a resumed run", "messages"])
 def test_every_fault(
     home: Path, cases: dict[str, Case], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -28,7 +28,7 @@ def verify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check all files of a run or a data set's cache, and restore what can be; exit code 1 if damage stays."""
+    """Check all files of a run or a data set's cache, restore what can be; exit code 1 if damage stays."""
     from feddumap.runs.verify import Verification
     from feddumap.system import console
 
