@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint types tests test-slow test-browser format setup clean
+.PHONY: demo test lint types tests test-slow test-browser soak format setup clean
 
 demo: $(STAMP)
 	$(BIN)/feddumap demo
@@ -26,6 +26,10 @@ tests: $(DEV)
 # what needs packages that the other tests do not.
 test-slow: $(VENV)/.extras
 	$(BIN)/pytest -m 'slow or extras' -n 2 --dist loadfile tests
+
+# Runs killed at random moments and resumed: at most 200 kills and 15 minutes.
+soak: $(DEV)
+	$(BIN)/python tests/tools/soak.py --kills 200 --minutes 15
 
 $(VENV)/.extras: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[extras]'

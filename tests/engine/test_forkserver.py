@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -143,3 +144,38 @@ def test_when_too_much_is_lent_the_rest_is_copied() -> None:
         held.append(regions.lend(region, layout)["weights"]["a"])
     assert [tensor.tolist() for tensor in held] == [[number] * 3 for number in range(4)]
     regions.close()
+
+
+def test_any_number_of_file_descriptors_reaches_a_worker(fork_server: ForkServer) -> None:
+    """A message of the socket carries at most 253."""
+    jobs, our_jobs = os.pipe()
+    our_replies, replies = os.pipe()
+    region = Region()
+    pid = fork_server.fork([jobs, replies, *[region.fd] * 450])
+    try:
+        until = time.monotonic() + 60
+        while len(list(Path(f"/proc/{pid}/fd").iterdir())) < 452:
+            assert time.monotonic() < until, "file descriptors are missing"
+            time.sleep(0.01)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        assert fork_server.wait(pid) == -signal.SIGKILL
+        for fd in (jobs, our_jobs, our_replies, replies):
+            os.close(fd)
+        region.close()
+
+
+def test_a_fork_that_fails_says_why(fork_server: ForkServer) -> None:
+    """The server is out of file descriptors, as one could be out of processes; and it goes on serving."""
+    first = hired(fork_server)
+    resource.prlimit(fork_server.pid, resource.RLIMIT_NOFILE, (40, 40))
+    region = Region()
+    with pytest.raises(ForkServerDiedError, match="Too many open files"):
+        fork_server.fork([region.fd] * 300)
+    region.close()
+    second = hired(fork_server)
+    for pid, *ours in (first, second):
+        os.kill(pid, signal.SIGKILL)
+        assert fork_server.wait(pid) == -signal.SIGKILL
+        for fd in ours:
+            os.close(fd)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore
 from feddumap.engine import pool as pool_module
+from feddumap.engine import watch
+from feddumap.engine.forkserver import MAX_FDS
 from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.pool import Pool
 from feddumap.engine.rounds import broadcast_of
@@ -111,6 +115,79 @@ def test_a_killed_worker_is_replaced_and_its_device_retrained(run: api.Run, pool
             os.kill(victims[-1], signal.SIGKILL)
     assert got == expected
     assert successor(pool, victims[1]) not in victims
+
+
+def test_a_stopped_worker_is_named_and_replaced(run: api.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its device is trained again, to the same bits."""
+    monkeypatch.setattr(watch, "INTERVAL", 0.1)
+    monkeypatch.setattr(watch, "NOTICE", 1.0)
+    monkeypatch.setattr(watch, "LIMIT", 2.0)
+    message = broadcast_of(run.state, run.config)
+    with deterministic():
+        expected = [digest(upload.weights) for upload in local(run).train(message, range(8))]
+    said: list[str] = []
+    test_inputs, memory = len(run.dataset.test_labels), InMemoryStore()
+    pool = Pool(run.config, run.dataset.folder, run.split, test_inputs, 2, memory, say=said.append)
+    try:
+        victim = pool.pids[1]
+        got = []
+        for count, upload in enumerate(pool.train(message, range(8))):
+            got.append(digest(upload.weights))
+            if count == 0:
+                os.kill(victim, signal.SIGSTOP)
+        assert got == expected
+        assert successor(pool, victim) != victim
+    finally:
+        pool.close()
+    named = [line for line in said if f"worker process {victim} (train, device " in line]
+    assert re.search(r"is stopped \(SIGSTOP\) for \S+ s: it is replaced after 2\.0 s", named[0])
+    assert named[1].endswith("hangs: it is replaced")
+
+
+def test_a_worker_that_computes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a job takes: only looks without any processor time in between count."""
+    said: list[str] = []
+    made = watch.Watch(said.append)
+    made.close()
+    used = iter([5, 5, 6, 6, 6, 6])
+    monkeypatch.setattr(watch, "processor_time", lambda _: (next(used), "S"))
+    monkeypatch.setattr(watch, "NOTICE", 3 * watch.INTERVAL)
+    monkeypatch.setattr(watch, "LIMIT", 1000 * watch.INTERVAL)
+    process = pool_module.WorkerProcess.__new__(pool_module.WorkerProcess)
+    process.pid = 17
+    with made.over(process, {"verb": "survey", "devices": [1, 2]}):
+        for _ in range(5):
+            made.look()
+        assert said == []
+        made.look()
+    assert len(said) == 1
+    assert said[0].startswith("worker process 17 (survey, 2 devices) does nothing for 3.0 s")
+    made.look()  # and one without a job is not looked at
+
+
+@pytest.mark.slow
+def test_many_workers(run: api.Run) -> None:
+    """With more regions than file descriptors go into one message of the fork server."""
+    workers = 200
+    test_inputs = len(run.dataset.test_labels)
+    pool = Pool(run.config, run.dataset.folder, run.split, test_inputs, workers, InMemoryStore())
+    try:
+        assert 2 * workers + 4 > MAX_FDS
+        assert len(set(pool.pids)) == workers
+        message = broadcast_of(run.state, run.config)
+        assert [upload.device for upload in pool.train(message, [3, 5])] == [3, 5]
+    finally:
+        pool.close()
+
+
+def test_too_many_workers_for_this_system_is_a_sentence(run: api.Run) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        pytest.skip("this system has no limit of open files")
+    with pytest.raises(
+        FeddumapError, match=rf"run\.workers = {most} needs \d+ open files, .* only {most} here"
+    ):
+        Pool(run.config, run.dataset.folder, run.split, 1, most, InMemoryStore())
 
 
 def test_a_job_that_kills_every_worker_ends_the_run_with_a_sentence(

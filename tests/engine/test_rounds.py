@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from feddumap.methods import compose
 from feddumap.system.determinism import deterministic
 from tests.conftest import small
 from tests.support.oracles import sgd_oracle
+from tests.support.runs import slow_cohort
 
 
 def test_fedavg_equals_the_oracle(home: object) -> None:
@@ -127,14 +130,29 @@ def test_a_deadline_drops_stragglers(home: object, tmp_path: object) -> None:
     assert first["bytes_up"] == first["bytes_down"] * len(first["devices"]) // 6
 
 
-def test_a_round_nobody_finishes_keeps_the_model(home: object) -> None:
-    clock = {"profile": "general", "deadline": 1e-6}
-    run = api.start(small(clock=clock, train={"rounds": 1}))
+def test_a_round_nobody_finishes_keeps_the_model(home: object, tmp_path: Path) -> None:
+    """Others than the chosen ones would have met the deadline, so the run goes on."""
+    config = small(train={"rounds": 1})
+    run = api.start(config.replace(clock=slow_cohort(config, tmp_path / "fleet.csv")))
     before = digest(run.state.weights)
     run.run()
     assert digest(run.state.weights) == before
     assert run.records[0]["devices"] == []
     assert len(run.records[0]["dropped"]) == 3
+
+
+def test_a_deadline_that_nobody_can_meet_ends_the_run(home: object) -> None:
+    run = api.start(small(clock={"profile": "general", "deadline": 1e-6}))
+    message = (
+        r"clock\.deadline = 1e-06 seconds drops all 6 devices.*the fastest, device (\d), needs ([\d.]+);"
+    )
+    with pytest.raises(FeddumapError, match=message) as caught:
+        run.run()
+    found = re.search(message, str(caught.value))
+    assert found is not None
+    free = api.train(small(clock={"profile": "general"}, train={"rounds": 1, "cohort": 6}))
+    assert 1e-6 < float(found[2]) <= free.records[0]["clock"]  # the slowest takes a whole round
+    assert run.records == []
 
 
 def gate_with(run: api.Run, *changes: Tensors) -> tuple[UploadFilter, list[Upload]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
 from math import floor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from feddumap.training.evaluation import Score
 from feddumap.training.samples import batches
 from tests.conftest import both_kernels, small
 from tests.support.oracles import averaged, samples, taken, walk
+from tests.support.runs import slow_cohort
 
 FULL = 15_626  # LeNet's parameters
 SIZES = {f"{layer}.weight": size for layer, size in zip(
@@ -262,10 +264,10 @@ def check_adjustment(run: api.Run) -> None:
     assert not any(name.startswith("g2/") for name in new.steps)
 
 
-def test_an_adjustment_without_reports_is_said(home: object) -> None:
-    """Nobody finishes in time, so nobody reports."""
-    clock = {"profile": "general", "deadline": 1e-6}
-    run = api.train(config(adjust_every=1, first_passes=0, rounds=2).replace(clock=clock))
+def test_an_adjustment_without_reports_is_said(home: object, tmp_path: Path) -> None:
+    """Nobody of the first cohort finishes in time, so nobody reports."""
+    keys = config(adjust_every=1, first_passes=0, rounds=2)
+    run = api.train(keys.replace(clock=slow_cohort(keys, tmp_path / "fleet.csv")))
     assert "no squared gradients" in run.records[1].get("pruning_skipped", "")
 
 

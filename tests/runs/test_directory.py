@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,11 +165,22 @@ def test_when_all_checkpoints_are_damaged_it_starts_again_and_says_so(
     assert finished(tmp_path / "part") == finished(directory)
 
 
-def test_missing_records_are_not_invented(whole: tuple[Path, Config], tmp_path: Path) -> None:
-    interrupted(whole[1], tmp_path / "part", 3)
-    (tmp_path / "part" / "records.jsonl").write_text("")
-    with pytest.raises(FeddumapError, match=r"lacks rounds that the checkpoint has \(found 0 of 3\)"):
-        api.resume(tmp_path / "part")
+@pytest.mark.parametrize(("left", "start"), [(0, 0), (1, 0), (2, 2)])
+def test_records_that_fall_short_of_the_checkpoint(
+    whole: tuple[Path, Config], tmp_path: Path, left: int, start: int
+) -> None:
+    """The run goes back to the newest checkpoint that has all of its records, and says so."""
+    directory, config = whole
+    interrupted(config, tmp_path / "part", 3)
+    file = tmp_path / "part" / "records.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:left]))
+    said: list[str] = []
+    run = api.resume(tmp_path / "part", say=said.append)
+    assert run.state.round == len(run.records) == start
+    assert "records.jsonl lacks rounds that checkpoint-000003.json was made with (3)" in said[-1]
+    assert said[-1].endswith(f"resuming from round {start}")
+    run.run().close()
+    assert finished(tmp_path / "part") == finished(directory)
 
 
 def test_more_rounds_continue_a_finished_run(whole: tuple[Path, Config], tmp_path: Path) -> None:
@@ -316,6 +328,121 @@ def test_a_directory_that_cannot_be_made_whole_is_not_left_behind(
     with pytest.raises(OSError, match="No space left"):
         api.start(small(), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+class Immutable:
+    """The `os` of `atomic_files` while records.jsonl cannot be opened or, with `half`, the disk is full after
+    half of a record."""
+
+    def __init__(self, half: bool) -> None:
+        self.half = half
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        if not self.half and Path(path).name == "records.jsonl" and flags & os.O_APPEND:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        return os.open(path, flags, mode)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if Path(f"/proc/self/fd/{fd}").readlink().name == "records.jsonl":
+            if len(data) < 20:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return os.write(fd, data[: len(data) // 2])
+        return os.write(fd, data)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_record_that_cannot_be_written_is_not_counted(
+    whole: tuple[Path, Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool, every: int
+) -> None:
+    """Neither in memory, nor by the trackers, nor in the checkpoint that ends the iteration."""
+    directory, config = whole
+    part = tmp_path / "part"
+    run = api.start(config.replace(run={"checkpoint_every": every}), part)
+    iterator = iter(run)
+    for _ in range(2):
+        next(iterator)
+    before = (part / "records.jsonl").read_bytes()
+    tracked: list[int] = []
+    run._trackers = [SimpleNamespace(add=lambda record: tracked.append(record["round"]), close=int)]
+    monkeypatch.setattr(atomic_files, "os", Immutable(half))
+    with pytest.raises(OSError, match=r"(Operation not permitted|No space left on device).*records\.jsonl"):
+        next(iterator)
+    monkeypatch.setattr(atomic_files, "os", os)
+    assert run.state.round == len(run.records) == 2
+    assert tracked == []
+    assert (part / "records.jsonl").read_bytes() == before
+    assert max(part.glob("checkpoint-*.json")).name == "checkpoint-000002.json"
+    next(iter(run))  # the same run can go on
+    assert tracked == [2]
+    run.close()
+    api.resume(part).run().close()
+    assert finished(part) == finished(directory)
+
+
+def test_a_repeated_round_replaces_its_record(home: Path, tmp_path: Path) -> None:
+    """The iteration was interrupted between the record and the state."""
+    config = small(train={"rounds": 2})
+    run = api.start(config, tmp_path / "run")
+    next(iter(run))
+    assert run.directory is not None
+    run.directory.append({**run.records[0], "round": 1})
+    run.run().close()
+    assert [record["round"] for record in read_records(tmp_path / "run")] == [0, 1]
+    run = api.resume(tmp_path / "run")
+    assert run.finished
+    run.close()
+
+
+@pytest.mark.parametrize(
+    "files", [["split.safetensors"], [".split.safetensors.1.tmp"], [".config.toml.9.tmp"]]
+)
+def test_a_creation_that_was_killed_is_begun_again(
+    whole: tuple[Path, Config], tmp_path: Path, files: list[str]
+) -> None:
+    directory, config = whole
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in [".lock", *files]:
+        (part / name).write_bytes(b"half")
+    held = RunDirectory(part) if files == ["split.safetensors"] else None
+    if held is not None:
+        with pytest.raises(FeddumapError, match="is in use by another process"):
+            api.start(config, part)
+        held.close()
+    api.train(config, part)
+    assert finished(part) == finished(directory)
+    assert not list(part.glob(".*.tmp"))
+
+
+def test_resuming_a_creation_that_was_killed(home: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in (".lock", "split.safetensors", ".first-weights.safetensors.7.tmp"):
+        (part / name).touch()
+    with pytest.raises(FeddumapError, match="interrupted before its directory was complete"):
+        api.resume(part)
+    assert not part.exists()
+    part.mkdir()
+    for name in (".lock", "split.safetensors", "notes.txt"):  # somebody else's file
+        (part / name).touch()
+    with pytest.raises(FeddumapError, match="is not a run directory"):
+        api.resume(part)
+    with pytest.raises(FeddumapError, match="is not a run directory"):
+        api.start(small(), part)
+    assert len(list(part.iterdir())) == 3
+
+
+def test_resuming_deletes_temporary_files(whole: tuple[Path, Config]) -> None:
+    directory, _ = whole
+    ours = [".records.jsonl.12.tmp", ".checkpoint-000005.safetensors.12.tmp", ".summary.json.12.tmp"]
+    for name in [*ours, ".letter.txt.12.tmp", "x.tmp"]:
+        (directory / name).touch()
+    api.resume(directory).close()
+    assert {path.name for path in directory.glob("*.tmp")} == {"x.tmp", ".letter.txt.12.tmp"}
 
 
 def test_no_pickle_is_read(whole: tuple[Path, Config]) -> None:

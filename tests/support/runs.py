@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from feddumap import run as api
 from feddumap.config import Config
+from feddumap.core.sampling import select
+
+
+def slow_cohort(config: Config, path: Path) -> dict[str, Any]:
+    """The keys of [clock] with which no device of the first cohort meets the deadline, but all others do. The
+    speeds are written to `path`."""
+    chosen = select(config, 0)
+    speeds = [1.0 if device in chosen else 1e15 for device in range(config.data.devices)]
+    rows = [f"{device},{speed},{speed},{speed}" for device, speed in enumerate(speeds)]
+    path.write_text("\n".join(["device,macs_per_second,down_mbit,up_mbit", *rows]))
+    return {"profile": "general", "fleet": str(path), "deadline": 1.0}
 
 
 def interrupted(config: Config, directory: Path, rounds: int) -> None:

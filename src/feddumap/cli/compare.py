@@ -39,10 +39,14 @@ def compare(
     from feddumap.report.comparison import document
     from feddumap.report.notes import notes
     from feddumap.report.series import find_runs, group_runs
+    from feddumap.runs import integrity
     from feddumap.system import console
     from feddumap.system.atomic_files import write_text
 
-    found = group_runs(find_runs(directories))
+    runs = find_runs(directories)
+    for note in integrity.notes([run.path for run in runs]):
+        console.say(note)
+    found = group_runs(runs)
     value = numbers.compare(found, targets or (), base, measure)
     shown = document(value, notes(found, value))
     if out is not None:

@@ -100,9 +100,13 @@ def _users(users: dict[str, int]) -> str:
 @app.command()
 def run(directory: RunDirectory, as_json: Json = False) -> None:
     """Print a run's accuracy, prunings, removed filters and costs."""
+    from feddumap.runs import integrity
     from feddumap.runs.inspect import describe, show
+    from feddumap.system import console
 
     value = describe(directory)
+    for note in integrity.notes([directory]):
+        console.say(note)
     if as_json:
         print_json(value)
     else:

@@ -16,6 +16,7 @@ from feddumap.cli.grid import grid
 from feddumap.cli.paper import paper
 from feddumap.cli.report import report
 from feddumap.cli.train import TrainCommand, resume, train
+from feddumap.cli.verify import verify
 from feddumap.errors import FeddumapError
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(cls=TrainCommand)(train)
-for command in (resume, grid, compare, export, paper, report, inspect.methods, demo):
+for command in (resume, grid, compare, export, paper, report, inspect.methods, verify, demo):
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(inspect.app, name="inspect")

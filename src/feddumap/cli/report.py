@@ -22,12 +22,16 @@ def report(
     from feddumap.report.page import document
     from feddumap.report.page.sections import content
     from feddumap.report.series import find_runs
+    from feddumap.runs import integrity
     from feddumap.system import console
 
     document.require_packages(figures=figures)
     names = [path.resolve().name or str(path) for path in directories]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    value = content(", ".join(names[:3]) + more, find_runs(directories))
+    runs = find_runs(directories)
+    for note in integrity.notes([run.path for run in runs]):
+        console.say(note)
+    value = content(", ".join(names[:3]) + more, runs)
     with console.progress_bar() as progress:
         path = document.write(out, value, progress, figures=figures)
     console.out.print(f"report: {path}", markup=False)

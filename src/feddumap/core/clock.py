@@ -133,6 +133,19 @@ class Fleet:
         return float((nbytes / self.down[np.asarray(devices, dtype=np.int64)]).max(initial=0.0))
 
 
+def require_finisher(clock: Clock, devices: Sequence[int], work: Work) -> None:
+    """Raise an error if no device at all meets the deadline: the run would never train anything."""
+    if not isinstance(clock, Fleet) or clock.deadline is None or not len(devices):
+        return
+    seconds = clock.seconds(devices, work)
+    if (fastest := float(seconds.min())) > clock.deadline:
+        raise FeddumapError(
+            f"clock.deadline = {clock.deadline:g} seconds drops all {len(devices)} devices, so nothing is "
+            f"trained: the fastest, device {devices[int(seconds.argmin())]}, needs {fastest:.3g}; raise it "
+            "above that, or remove it"
+        )
+
+
 def resolve(config: ClockConfig, family: str) -> ClockConfig:
     """The keys with the profile that is meant where none is given: the paper's where its seconds of training
     are known, else the general one."""

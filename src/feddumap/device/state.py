@@ -8,6 +8,7 @@ round that is done again, after a kill or a lost message, finds the memory that 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,10 @@ from safetensors.torch import save as to_bytes
 from feddumap.core.messages import Tensors
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.system.atomic_files import write_bytes
+from feddumap.system.atomic_files import leftovers, make_folder, remove, write_bytes
+
+NAMES = r"(\d+-\d+|gift|frozen-\w+)\.safetensors"  # of the files in a device's folder
+SHORT = 16  # hexadecimal digits of a digest in a checkpoint
 
 
 class StateStore(Protocol):
@@ -55,9 +59,15 @@ class FileStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers: dict[int, list[int]] = {}
+        self._digests: dict[tuple[int, int], str] = {}  # of those that were written or read
         for path in sorted(folder.glob("*-*.safetensors")):
             if match := re.fullmatch(r"(\d+)-(\d+)", path.stem):
                 self._numbers.setdefault(int(match[1]), []).append(int(match[2]))
+
+    def clean(self) -> None:
+        """Delete the temporary files of processes that were killed."""
+        for path in leftovers(self._folder, NAMES):
+            remove(path)
 
     def recall(self, device: int, before: int) -> Tensors:
         older = [number for number in self._numbers.get(device, []) if number < before]
@@ -69,10 +79,21 @@ class FileStore:
             raise FeddumapError(f"{error}: start the run anew under another name") from None
 
     def _read(self, device: int, number: int) -> Tensors:
-        return load(self._path(device, number), f"the memory of device {device}")
+        path, what = self._path(device, number), f"the memory of device {device}"
+        tensors, metadata = load_with_metadata(path, what)
+        owner = metadata.get("device"), metadata.get("round")
+        # files of versions that did not name the device have neither
+        if owner not in ((None, None), (str(device), str(number))):
+            raise FeddumapError(
+                f"{path} holds the memory of device {owner[0]} from round {owner[1]}, expected device "
+                f"{device} and round {number}"
+            )
+        self._digests[device, number] = metadata["digest"][:SHORT]
+        return tensors
 
     def keep(self, device: int, number: int, tensors: Tensors) -> None:
-        save(self._path(device, number), tensors)
+        owner = {"device": str(device), "round": str(number)}
+        self._digests[device, number] = save(self._path(device, number), tensors, owner)[:SHORT]
         known = self._numbers.get(device, [])
         self._numbers[device] = [other for other in known if other < number] + [number]
 
@@ -81,37 +102,56 @@ class FileStore:
         pairs = ((device, [n for n in known if n < before]) for device, known in self._numbers.items())
         return {str(device): older[-1] for device, older in pairs if older}
 
-    def verify(self, newest: dict[str, int]) -> None:
-        """A checkpoint whose memories are not all there and whole is an error."""
+    def digests(self, newest: dict[str, int]) -> dict[str, str]:
+        """By device: the start of the digest of its memory, of those that this process wrote or read."""
+        pairs = ((device, self._digests.get((int(device), number))) for device, number in newest.items())
+        return {device: found for device, found in pairs if found is not None}
+
+    def verify(self, newest: dict[str, int], digests: Mapping[str, str] | None = None) -> None:
+        """A checkpoint whose memories are not all there, whole and those it was made with is an error."""
         for device, number in newest.items():
             self._read(int(device), number)
+            expected = (digests or {}).get(device)
+            if expected is not None and expected != self._digests[int(device), number]:
+                raise FeddumapError(
+                    f"{self._path(int(device), number)} is not the memory that the checkpoint was made with"
+                )
 
     def tidy(self, before: int) -> None:
         """Forget what no state from `before` rounds on could ask for."""
         for device, known in self._numbers.items():
             older = [number for number in known if number < before]
             for number in older[:-1]:
-                self._path(device, number).unlink(missing_ok=True)
+                remove(self._path(device, number))
                 known.remove(number)
+                self._digests.pop((device, number), None)
 
     def _path(self, device: int, number: int) -> Path:
         return self._folder / f"{device:06d}-{number:06d}.safetensors"
 
 
-def save(path: Path, tensors: Tensors) -> None:
-    """Tensors as a file that vouches for itself; its folder is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> str:
+    """Tensors as a file that vouches for itself, and their digest; its folder is made if need be."""
+    make_folder(path.parent)
     plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, to_bytes(plain, {"digest": digest(plain)}))
+    made = digest(plain)
+    write_bytes(path, to_bytes(plain, {**(metadata or {}), "digest": made}))
+    return made
 
 
 def load(path: Path, what: str) -> Tensors:
     """The tensors of such a file; one that is damaged is an error that says what it was."""
+    return load_with_metadata(path, what)[0]
+
+
+def load_with_metadata(path: Path, what: str) -> tuple[Tensors, dict[str, str]]:
+    """The tensors of such a file and its metadata, "digest" among them."""
     try:
         with safe_open(path, "pt") as file:
             tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if (file.metadata() or {}).get("digest") != digest(tensors):
+            metadata: dict[str, str] = file.metadata() or {}
+            if metadata.get("digest") != digest(tensors):
                 raise ValueError("its checksum does not match")
     except (OSError, ValueError, SafetensorError) as error:
         raise FeddumapError(f"cannot read {path}, {what} ({error})") from None
-    return tensors
+    return tensors, metadata

@@ -12,8 +12,10 @@ CUDA is in use.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import resource
 import signal
 import socket
 import struct
@@ -27,13 +29,13 @@ from pathlib import Path
 from typing import NoReturn
 
 REQUEST, REPLY = struct.Struct("!cq"), struct.Struct("!q")
-FORK, WAIT = b"f", b"w"
-MAX_FDS = 200
+FORK, WAIT, MORE = b"f", b"w", b"+"
+MAX_FDS = 200  # in one message; Linux allows 253
 TRIAL_SECONDS = 30
 
 
 class ForkServerDiedError(Exception):
-    """The fork server exited, so the exit codes of its workers are unknown."""
+    """The fork server exited, so the exit codes of its workers are unknown; or it could not fork."""
 
 
 class ForkServer:
@@ -57,7 +59,10 @@ class ForkServer:
 
     def fork(self, fds: Sequence[int]) -> int:
         """Fork a worker that inherits these file descriptors; returns its process id."""
-        return self._request(FORK, len(fds), fds)
+        pid = self._request(FORK, len(fds), fds)
+        if pid < 0:
+            raise ForkServerDiedError(os.strerror(-pid))
+        return pid
 
     def wait(self, pid: int) -> int:
         """Wait for a worker; returns its exit code, or minus the signal's number. Its process id is not
@@ -67,7 +72,9 @@ class ForkServer:
     def _request(self, kind: bytes, number: int, fds: Sequence[int]) -> int:
         with self._lock:
             try:
-                socket.send_fds(self._socket, [REQUEST.pack(kind, number)], fds)
+                socket.send_fds(self._socket, [REQUEST.pack(kind, number)], fds[:MAX_FDS])
+                for start in range(MAX_FDS, len(fds), MAX_FDS):
+                    socket.send_fds(self._socket, [MORE], fds[start : start + MAX_FDS])
                 reply = self._socket.recv(REPLY.size, socket.MSG_WAITALL)
             except OSError as error:
                 raise ForkServerDiedError(str(error)) from None
@@ -199,7 +206,12 @@ def serve(connection: socket.socket, work: Callable[[Sequence[int]], None]) -> N
             _, status = os.waitpid(number, 0)
             connection.sendall(REPLY.pack(os.waitstatus_to_exitcode(status)))
             continue
-        pid = os.fork()
+        for _ in range(MAX_FDS, number, MAX_FDS):
+            fds += socket.recv_fds(connection, len(MORE), MAX_FDS)[1]
+        try:
+            pid = os.fork() if len(fds) == number else -errno.EMFILE  # the system left some out
+        except OSError as error:  # too many processes, or no memory
+            pid = -(error.errno or errno.EAGAIN)
         if pid == 0:
             connection.close()
             work(fds)
@@ -218,6 +230,8 @@ def _serve_workers(connection: socket.socket) -> NoReturn:
     with open(os.devnull, encoding="utf-8") as null:  # noqa: PTH123 (no path)
         os.dup2(null.fileno(), 0)
     os.dup2(2, 1)  # standard output is reserved for results
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a worker inherits the regions of all of them
     serve(connection, worker.main)
     os._exit(0)
 

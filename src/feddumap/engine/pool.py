@@ -1,7 +1,7 @@
 """A cohort of single-threaded worker processes on this machine, with data and weights in shared memory.
 
 One thread of this process per worker waits for its reply. A worker that dies closes its pipe; it is replaced
-and its job is run again.
+and its job is run again. So is one that hangs (`engine/watch.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +26,15 @@ from feddumap.data.partition import Split
 from feddumap.device.state import StateStore
 from feddumap.engine.forkserver import ForkServer, ForkServerDiedError, search_path, shared
 from feddumap.engine.shared_memory import Region, RegionPool
+from feddumap.engine.watch import Watch
 from feddumap.engine.worker import pack_broadcast, unpack_answers, unpack_uploads
 from feddumap.errors import FeddumapError
+from feddumap.system.callbacks import Say, ignore
 from feddumap.training.evaluation import Score, chunks
 
 MAX_ATTEMPTS = 3
 LIGHT_BATCH = 256  # devices per job of a light question
+SPARE = 64  # open files besides those of workers
 
 Value = TypeVar("Value")
 Groups = dict[str, Tensors]
@@ -140,7 +144,9 @@ class Pool:
         workers: int,
         states: StateStore,
         fork_server: ForkServer | None = None,
+        say: Say = ignore,
     ) -> None:
+        allow_open_files(workers)
         self._fork_server = fork_server
         self._down, self._fixed = Region(), Region()
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
@@ -162,6 +168,7 @@ class Pool:
         for process in self._processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="feddumap-worker")
+        self._watch = Watch(say)
 
     @property
     def pids(self) -> list[int]:
@@ -249,7 +256,8 @@ class Pool:
         while True:
             process = self._idle.get()
             try:
-                return process.call(*job, region)
+                with self._watch.over(process, job[0]):
+                    return process.call(*job, region)
             except WorkerDiedError as death:
                 if self._closing:
                     raise
@@ -273,6 +281,7 @@ class Pool:
     def close(self) -> None:
         """Kill the workers, even during a job."""
         self._closing = True
+        self._watch.close()
         for process in self._processes:
             process.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -282,3 +291,19 @@ class Pool:
             self._fork_server.close()
         for region in (self._down, self._fixed, self._regions):
             region.close()
+
+
+def allow_open_files(workers: int) -> None:
+    """Raise this process's limit of open files to what a pool needs: two pipes and two regions per worker. It
+    is an error if the system does not allow so many."""
+    now = len(os.listdir("/dev/fd")) + SPARE  # noqa: PTH208 (file descriptors)
+    need = now + 4 * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise FeddumapError(
+            f"run.workers = {workers} needs {need} open files, but a process may have only {hard} here: "
+            f"lower run.workers to at most {max(1, (hard - now) // 4)}, or raise the limit (`ulimit -n`)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

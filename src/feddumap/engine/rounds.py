@@ -20,7 +20,7 @@ from feddumap.core.algorithm import (
     Receipt,
     RoundView,
 )
-from feddumap.core.clock import Timing, Work
+from feddumap.core.clock import Timing, Work, require_finisher
 from feddumap.core.messages import (
     Answer,
     Architecture,
@@ -97,6 +97,8 @@ def rounds(
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
         chosen = algorithm.choose(config, state.round)
         timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, shared))
+        if not timing.finished:
+            require_finisher(context.clock, everyone, _work(algorithm, message, context, everyone, shared))
 
         # 3. train: uploads are checked as they arrive
         upload_filter = UploadFilter(message, timing, context.progress)

@@ -38,7 +38,7 @@ from feddumap.methods import compose
 from feddumap.models import initialise, network, separate
 from feddumap.models.cost import macs
 from feddumap.models.weights import read_weights
-from feddumap.runs import trackers
+from feddumap.runs import integrity, trackers
 from feddumap.runs.directory import RunDirectory
 from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
 from feddumap.runs.trackers.base import Tracker
@@ -212,7 +212,9 @@ class Session:
                 workers = 1
         if workers > 1 and config.run.device == "cpu":
             test_inputs = len(self.dataset.test_labels)
-            return Pool(config, self.dataset.folder, self.split, test_inputs, workers, states, server)
+            return Pool(
+                config, self.dataset.folder, self.split, test_inputs, workers, states, server, self._say
+            )
         holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
         executor = Executor(config, holdings, self._algorithm)
         return LocalCohort(executor, Evaluator.of(self.dataset, self.split, config), states)
@@ -232,12 +234,15 @@ class Session:
         )
 
     def _record(self, state: ServerState, record: Record) -> None:
-        self.state = state
-        self.records.append(replace(record, wall=self._wall))
+        """Append the record, then advance: if it cannot be written, this run is still in the round before."""
+        record = replace(record, wall=self._wall)
         if self.directory is not None:
-            self.directory.append(self.records[-1])
+            self.directory.append(record)
+        self.state = state
+        self.records.append(record)
+        if self.directory is not None:
             for tracker in self._trackers or ():
-                tracker.add(self.records[-1])
+                tracker.add(record)
             if state.round % self.config.run.checkpoint_every == 0:
                 self._checkpoint()
 
@@ -272,6 +277,9 @@ class Session:
         if damaged:
             from_round = checkpoint.state.round if checkpoint else 0
             say(f"{'; '.join(damaged)}: resuming from round {from_round}")
+        before = (checkpoint.config or {}).get("train", {}).get("rounds") if checkpoint else None
+        if before is not None and before != self.config.train.rounds:
+            say(f"train.rounds is {self.config.train.rounds} now; it was {before} at the last checkpoint")
         if checkpoint is not None:
             self.state, self._wall, self._saved_round = (
                 checkpoint.state,
@@ -290,6 +298,7 @@ def initial_weights(shape: Architecture, config: Config, directory: RunDirectory
     weights = initialise(shape, config.run.seed)
     own = is_object(config.model.name)
     if own and directory is not None and directory.initial_weights.exists():
+        integrity.require_sealed(directory.initial_weights)
         try:
             return read_weights(directory.initial_weights, weights)
         except FeddumapError as error:
@@ -299,5 +308,7 @@ def initial_weights(shape: Architecture, config: Config, directory: RunDirectory
             ) from None
     if config.model.weights is None:
         return weights
-    file = Path(config.model.weights) if directory is None else directory.initial_weights
-    return read_weights(file, weights)
+    if directory is None:
+        return read_weights(Path(config.model.weights), weights)
+    integrity.require_sealed(directory.initial_weights)
+    return read_weights(directory.initial_weights, weights)

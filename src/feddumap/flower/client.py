@@ -65,6 +65,7 @@ def train(content: RecordDict, node: Node) -> RecordDict:
     if shared is not None:
         save_shared(node, request.token, shared)
     store = FileStore(node.folder(request.token))
+    store.clean()
     executor = Executor(request.config, holdings_of(node, request), compose(request.config))
     with deterministic():
         upload, kept = executor.train(broadcast, node.device, store.recall(node.device, request.round))

@@ -29,8 +29,6 @@ from typing import Any
 
 import tomli_w
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as to_bytes
 
 from feddumap.config import RUNTIME_KEYS, Config
@@ -38,9 +36,12 @@ from feddumap.core.messages import ServerState, Tensors
 from feddumap.core.object_names import stored_name
 from feddumap.data.partition import Split
 from feddumap.device.state import FileStore
+from feddumap.device.state import save as save_sealed
 from feddumap.errors import FeddumapError
 from feddumap.methods import registry
 from feddumap.models.frozen import constants_of
+from feddumap.runs import integrity, records
+from feddumap.runs.integrity import FIRST_WEIGHTS, SPLIT
 from feddumap.runs.reader import (
     GROUPS,
     Checkpoint,
@@ -50,26 +51,33 @@ from feddumap.runs.reader import (
     read_config,
     read_records,
 )
-from feddumap.system.atomic_files import sync, write_bytes, write_text
+from feddumap.runs.records import RecordLog
+from feddumap.system.atomic_files import leftovers, make_folder, remove, write_bytes, write_text
 
 KEPT_CHECKPOINTS = 2
+FIRST = (SPLIT, FIRST_WEIGHTS)
+NAMES = (
+    r"(config\.toml|(command|token)(\.txt)?|records\.jsonl|summary\.json|checkpoint-\d+\.(json|safetensors)|"
+)
+NAMES += r"(split|first-weights|frozen-\w+)\.safetensors)"
+"""The names of the files that this module writes, as a pattern."""
 
 
 class RunDirectory:
-    """The files of one run. A lock keeps a second process from writing the same run."""
+    """The files of one run. A lock keeps a second process from writing the same run. Opening it deletes the
+    temporary files that killed processes left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
-            raise
+        self._lock = _hold(path, os.O_CREAT | os.O_RDWR)
         self.close = weakref.finalize(self, os.close, self._lock)  # once, and also if nobody does
+        for left in leftovers(path, NAMES, locked=True):
+            remove(left)
         self.memory = FileStore(path / "devices")
+        self.memory.clean()
+        self._log = RecordLog(path)
+        self._config: dict[str, Any] = {}  # as it is stored
+        self._split = ""  # the digest of the split
 
     @staticmethod
     def create(
@@ -77,14 +85,13 @@ class RunDirectory:
     ) -> RunDirectory:
         """Make a run directory with its configuration and split; it is an error if it exists already."""
         require_new(path, config)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         directory = RunDirectory(path)
         arrays = {name: torch.from_numpy(array) for name, array in split.to_arrays().items()}
         try:
-            write_bytes(path / "split.safetensors", to_bytes(arrays))
+            directory._split = save_sealed(path / SPLIT, arrays)
             if initial_weights is not None:
-                contiguous = {name: tensor.contiguous() for name, tensor in initial_weights.items()}
-                write_bytes(directory.initial_weights, to_bytes(contiguous))
+                save_sealed(directory.initial_weights, initial_weights)
             # last, because a directory with a configuration counts as a run
             directory.set_config(config)
         except BaseException:
@@ -95,25 +102,51 @@ class RunDirectory:
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
-        """Open an existing run directory to resume its run."""
-        read_config(path)
-        return RunDirectory(path)
+        """Open an existing run directory to resume its run. If its creation was interrupted, what is there is
+        deleted."""
+        if was_interrupted(path):
+            RunDirectory(path).discard()
+            raise FeddumapError(
+                f"the run in {path} was interrupted before its directory was complete, so there is nothing "
+                f"to resume: start it again with `feddumap train … --out {path}`"
+            )
+        if not (path / "config.toml").is_file():
+            read_config(path)  # the error
+        directory = RunDirectory(path)
+        if (problem := integrity.config_problem(path)) is not None:
+            directory.close()
+            raise FeddumapError(
+                f"{problem}: undo that, or run `feddumap verify {path}`, which restores it from a checkpoint"
+                if integrity.recorded_config(path) is not None
+                else problem
+            )
+        directory._config = read_config(path).to_toml()
+        return directory
+
+    def discard(self) -> None:
+        """Delete a directory whose creation was interrupted, and close it."""
+        for name in (*FIRST, ".lock"):
+            remove(self.path / name)
+        self.path.rmdir()
+        self.close()
 
     @property
     def initial_weights(self) -> Path:
         """The file with the copy of the initial weights."""
-        return self.path / "first-weights.safetensors"
+        return self.path / FIRST_WEIGHTS
 
     @property
     def began(self) -> float:
         """When the run was started, in seconds since 1970."""
-        return (self.path / "split.safetensors").stat().st_mtime
+        return (self.path / SPLIT).stat().st_mtime
 
     def config(self) -> Config:
         return read_config(self.path)
 
     def set_config(self, config: Config) -> None:
-        write_text(self.path / "config.toml", tomli_w.dumps(stored(config).to_toml()))
+        value = stored(config).to_toml()
+        write_text(self.path / "config.toml", tomli_w.dumps(value))
+        self._config = value
 
     def note(self, command: str) -> None:
         """Record the command line that started this run."""
@@ -127,33 +160,18 @@ class RunDirectory:
         return path.read_text(encoding="utf-8").strip()
 
     def split(self, images: int) -> Split:
-        path = self.path / "split.safetensors"
-        try:
-            tensors = load_tensors(path.read_bytes())
-        except (OSError, SafetensorError) as error:
-            raise FeddumapError(f"cannot read {path}: {error}; start a new run under another name") from None
-        return Split.from_arrays({name: tensor.numpy() for name, tensor in tensors.items()}, images)
+        arrays, self._split = integrity.read_split(self.path)
+        return Split.from_arrays(arrays, images)
 
     # records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        """Append the record of a round, all of it or nothing."""
+        self._log.append(record)
 
     def records(self) -> list[dict[str, Any]]:
         """All complete lines; an incomplete last line is skipped."""
         return read_records(self.path)
-
-    def truncate_records(self, count: int) -> list[dict[str, Any]]:
-        """Keep the records of the first `count` rounds only, those before the checkpoint."""
-        records = self.records()[:count]
-        if [record["round"] for record in records] != list(range(count)):
-            raise FeddumapError(
-                f"{self.path / 'records.jsonl'} lacks rounds that the checkpoint has (found {len(records)} "
-                f"of {count}): it was modified; start a new run under another name"
-            )
-        write_text(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
-        return records
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -163,9 +181,8 @@ class RunDirectory:
     def save(self, state: ServerState, wall: float) -> None:
         """Write a checkpoint atomically, then delete all but the newest two. Its JSON file is written last
         and has checksums of the tensors and of itself."""
-        records = self.path / "records.jsonl"
-        if records.exists():
-            sync(records)
+        mark = self._log.mark(state.round)
+        self._log.sync()
         name = f"checkpoint-{state.round:06d}"
         tensors: Tensors = {
             f"{group}/{key}": tensor.contiguous()
@@ -179,55 +196,101 @@ class RunDirectory:
         tensor_path = self.path / f"{name}.safetensors"
         data = to_bytes(tensors)
         write_bytes(tensor_path, data)
+        rounds_of_devices = self.memory.newest(state.round)
         value = {
             "round": state.round,
             "architecture": state.architecture.to_json(),
             "clock": state.clock,
             "wall": wall,
             "tensors_sha256": hashlib.sha256(data).hexdigest(),
-            "devices": self.memory.newest(state.round),
+            "devices": rounds_of_devices,
+            "memories": self.memory.digests(rounds_of_devices),
+            "config": self._config,
+            "split": self._split,
+            "records": mark.to_json(),
         }
         write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": digest(value)}, indent=2))
-        for old in self._checkpoints()[KEPT_CHECKPOINTS:]:
+        for old in integrity.checkpoints(self.path)[KEPT_CHECKPOINTS:]:
             _remove(old)
-        self.memory.tidy(_number(self._checkpoints()[-1]))
+        self.memory.tidy(_number(integrity.checkpoints(self.path)[-1]))
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest valid checkpoint, and a message about each newer one that is damaged."""
-        damaged: list[str] = []
-        for path in self._checkpoints():
+        """The newest checkpoint that is valid and has all of its records, and a message about each newer one
+        that is not. It is an error if records were altered and no checkpoint is left."""
+        problems: list[str] = []
+        altered = False
+        content = records.read_bytes(self.path)
+        for path in integrity.checkpoints(self.path):
             try:
                 checkpoint = read_checkpoint(path)
             except FeddumapError as error:
-                damaged.append(str(error))
+                problems.append(str(error))
+                continue
+            rounds = checkpoint.state.round
+            supported = integrity.support(checkpoint.records, rounds, content)
+            if supported != "whole":
+                problems.append(integrity.records_problem(path.name, rounds, supported))
+                altered = altered or supported == "altered"
                 continue
             try:
-                self.memory.verify(checkpoint.devices)
-                return checkpoint, damaged
+                self.memory.verify(checkpoint.devices, checkpoint.memories)
+                return checkpoint, problems
             except FeddumapError as error:
-                damaged.append(f"checkpoint {path.name} cannot be used: {error}")
-        return None, damaged
+                problems.append(f"checkpoint {path.name} cannot be used: {error}")
+        if altered:
+            raise FeddumapError(
+                f"{self.path}: {'; '.join(problems)}: undo that, or run `feddumap verify {self.path} "
+                "--rewind` to begin again from round 0"
+            )
+        return None, problems
 
     def rewind(self, number: int) -> list[dict[str, Any]]:
         """Delete the checkpoints and records after the first `number` rounds, damaged checkpoints included,
         which would otherwise count as the newest. Returns the remaining records."""
-        for path in self._checkpoints():
+        for path in integrity.checkpoints(self.path):
             if _number(path) > number:
                 _remove(path)
-        return self.truncate_records(number)
+        for tensors in self.path.glob("checkpoint-*.safetensors"):
+            if not tensors.with_suffix(".json").exists():  # of a checkpoint that was not written to its end
+                remove(tensors)
+        return self._log.truncate(number)
 
-    def _checkpoints(self) -> list[Path]:
-        """Newest first."""
-        return sorted(self.path.glob("checkpoint-*.json"), reverse=True)
+
+def look(path: Path) -> int | None:
+    """Lock a run directory to read it, without writing: a file descriptor to close, None if it never was
+    locked."""
+    return _hold(path, os.O_RDONLY) if (path / ".lock").exists() else None
+
+
+def _hold(path: Path, flags: int) -> int:
+    lock = os.open(path / ".lock", flags, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise FeddumapError(f"{path} is in use by another process: wait for it or stop it") from None
+        raise
+    return lock
 
 
 def _remove(checkpoint: Path) -> None:
-    checkpoint.unlink(missing_ok=True)
-    checkpoint.with_suffix(".safetensors").unlink(missing_ok=True)
+    remove(checkpoint)
+    remove(checkpoint.with_suffix(".safetensors"))
 
 
 def _number(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("checkpoint-"))
+
+
+def was_interrupted(path: Path) -> bool:
+    """Whether a folder has only what `RunDirectory.create` writes before the configuration: the process was
+    killed meanwhile."""
+    if not (path / ".lock").is_file():
+        return False
+    temporary = {left.name for left in leftovers(path, NAMES, locked=True)}
+    names = {entry.name for entry in path.iterdir()} - temporary
+    return names <= {".lock", *FIRST} and bool(temporary or names != {".lock"})
 
 
 def require_new(path: Path, config: Config) -> None:
@@ -243,6 +306,8 @@ def contains_run(path: Path, config: Config) -> bool:
         raise FeddumapError(f"{path} is a file: give --out the name of a folder that does not exist yet")
     if not path.exists() or not any(entry.name != ".lock" for entry in path.iterdir()):
         return False
+    if was_interrupted(path):  # `create` writes these files again
+        return False
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
     other = read_config(path)
@@ -250,7 +315,7 @@ def contains_run(path: Path, config: Config) -> bool:
     config = stored(with_runtime_keys(config, other))
     if other == config:
         return True
-    key, theirs, ours = _difference(other, config)
+    key, theirs, ours = integrity.difference(other, config)
     raise FeddumapError(
         f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
         f"give --out another name, or resume that run with `feddumap resume {path}`"
@@ -270,12 +335,3 @@ def with_runtime_keys(config: Config, other: Config) -> Config:
     return config.replace(
         run={key: getattr(other.run, key) for key in RUNTIME_KEYS}, train={"kernels": other.train.kernels}
     )
-
-
-def _difference(one: Config, other: Config) -> tuple[str, Any, Any]:
-    a, b = one.model_dump(), other.model_dump()
-    for section in a:
-        for key in [*a[section], *b[section]]:
-            if a[section].get(key) != b[section].get(key):
-                return f"{section}.{key}", a[section].get(key), b[section].get(key)
-    raise AssertionError("the configurations are equal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,19 @@ from feddumap.config import Config, read_toml
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.errors import FeddumapError
 from feddumap.models.frozen import is_known, with_constants
+from feddumap.runs import records
+from feddumap.runs.records import Mark
+
+CHECKPOINT_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
+"""What reading a damaged checkpoint raises."""
 
 GROUPS = ("weights", "mask", "steps")
 """The groups of tensors in a checkpoint."""
@@ -23,20 +36,36 @@ GROUPS = ("weights", "mask", "steps")
 @dataclass(frozen=True)
 class Checkpoint:
     """The server state, the wall-clock seconds spent so far, and for each stateful device the round in which
-    its state was written."""
+    its state was written.
+
+    The rest says which files the checkpoint belongs to: the configuration, the digest of the split, the mark
+    in records.jsonl and the digests of the devices' states. Checkpoints of versions before these have None
+    and no digests; `runs/integrity.py` leaves out the checks that need them.
+    """
 
     state: ServerState
     wall: float
     devices: dict[str, int]
+    config: dict[str, Any] | None = None
+    split: str | None = None
+    records: Mark | None = None
+    memories: dict[str, str] = field(default_factory=dict)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint, verified; raises `ValueError`, `OSError` and what wrong types raise."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    expected = value.pop("sha256")
+    if expected != digest(value):
+        raise ValueError("its checksum does not match")
+    assert isinstance(value, dict)
+    return value
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; a damaged one is an error that names the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        expected = value.pop("sha256")
-        if expected != digest(value):
-            raise ValueError("its checksum does not match")
+        value = read_header(path)
         data = path.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != value["tensors_sha256"]:
             raise ValueError("the checksum of its tensors does not match")
@@ -47,8 +76,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         architecture = Architecture.from_json(value["architecture"])
         _read_frozen(path.parent, architecture)
         state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
-        return Checkpoint(state, value["wall"], value["devices"])
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+        return Checkpoint(
+            state,
+            value["wall"],
+            value["devices"],
+            value.get("config"),
+            value.get("split"),
+            Mark.from_json(value.get("records")),
+            value.get("memories", {}),
+        )
+    except CHECKPOINT_ERRORS as error:
         raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
 
 
@@ -86,20 +123,9 @@ def legacy_stack_size(path: Path) -> int:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a run, from the complete lines of records.jsonl; empty before the first round."""
-    file = path / "records.jsonl"
-    if not file.exists():
-        return []
-    records: list[dict[str, Any]] = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            record = json.loads(line) if line.endswith("\n") else None
-        except json.JSONDecodeError:
-            record = None
-        if not isinstance(record, dict) or record.get("round") != len(records):
-            break  # killed while writing; resuming truncates to the checkpoint
-        records.append(record)
-    return records
+    """The records of a run, from the complete lines of records.jsonl; empty before the first round. What
+    follows the first damaged line is left out: resuming truncates the file to the checkpoint."""
+    return [record for _, record in records.entries(records.read_bytes(path))]
 
 
 def digest(value: dict[str, Any]) -> str:
