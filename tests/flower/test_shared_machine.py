@@ -27,8 +27,7 @@ from flwr.supercore.credential_store.file_credential_store import FileCredential
 
 from feddumap.flower import internals
 from feddumap.flower.internals import ACCESS_TOKEN_KEY, config_loader
-from feddumap.flower.local import federation as federations
-from feddumap.flower.local import project, superlink
+from feddumap.flower.local import access, project, superlink
 from feddumap.flower.local.control import credentials, direct_control
 from feddumap.flower.local.federation import Federation
 from feddumap.flower.local.programs import DIRECT
@@ -115,7 +114,7 @@ def test_an_open_flower_needs_a_machine_of_its_own(
     """Or --shared-machine; nothing is started before."""
     made = project.create(tmp_path / "fed", 1)
     monkeypatch.setattr(internals, "MISSING", "config_loader has no load_control_authn_plugin")
-    monkeypatch.setattr(federations, "other_users", lambda: others)
+    monkeypatch.setattr(access, "other_users", lambda: others)
     monkeypatch.setattr(Federation, "start", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("started")))
     result = CliRunner().invoke(
         app, ["flower", "up", str(made.path), *(["--shared-machine"] if allowed else [])]
@@ -132,10 +131,9 @@ def test_a_superlink_that_ignores_the_token_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = project.create(tmp_path / "fed", 1)
-    found = Federation(made, cast("Any", SimpleNamespace()))
     monkeypatch.setattr(internals.ControlHttpClient, "ListRuns", lambda *_: None)
     with pytest.raises(FeddumapError, match="accepts control requests without the token"):
-        found._check_closed()
+        access.check_closed("127.0.0.1:9", made.keys / "ca.crt")
 
 
 def listening(pids: set[int]) -> tuple[list[int], list[str]]:
@@ -143,7 +141,7 @@ def listening(pids: set[int]) -> tuple[list[int], list[str]]:
     inodes = set()
     for pid in pids:
         try:
-            links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+            links = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
             continue
         inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
@@ -233,7 +231,7 @@ def test_another_user_is_refused_everywhere(live: tuple[Path, subprocess.Popen[s
     # the same request is answered with the token: what was refused above is not refused to everybody
     address = f"127.0.0.1:{superlink_port(ports, found)}"
     with direct_control(address, folder / "keys" / "ca.crt", DIRECT, token) as control:
-        assert not control.refuses_strangers()
+        assert not control.refused()
     assert process.poll() is None
 
 

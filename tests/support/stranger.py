@@ -24,7 +24,6 @@ from flwr.supercore.constant import (
     FLEET_HTTP_SIGNATURE_HEADER,
     TASK_TOKEN_HEADER,
 )
-from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
@@ -119,7 +118,10 @@ def _connects(path: str) -> bool:
 
 def _opens(path: str) -> bool:
     try:
-        os.listdir(path) if Path(path).is_dir() else Path(path).open("rb").close()
+        if Path(path).is_dir():
+            list(Path(path).iterdir())
+        else:
+            Path(path).open("rb").close()
     except OSError:
         return False
     return True
@@ -135,5 +137,4 @@ def _visible(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    assert ControlHttpClient is not None
     main()

@@ -97,8 +97,8 @@ class DirectControl:
         status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
         return Outcome.read(status, run.status.details, run.bytes_sent, run.bytes_recv)
 
-    def refuses_strangers(self) -> bool:
-        """Whether the SuperLink refuses a request of this client, which has no token or a wrong one."""
+    def refused(self) -> bool:
+        """Whether the SuperLink refuses a request with this client's token, or without one."""
         from feddumap.flower.internals import ListRunsRequest
 
         try:

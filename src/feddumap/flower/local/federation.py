@@ -4,9 +4,9 @@ The server is the SuperLink, a device is a SuperNode. Their apps run in processe
 process, `apps`, or where Flower lacks what that needs, processes of its `flower-superexec`. All files that
 Flower writes are in the project's folder.
 
-Other users of the machine can connect to the ports of these processes, and are refused there: nodes sign their
-requests, what runs the apps has a secret, and the control interface requires a token. Every server proves who
-it is by the federation's certificate, so that nobody can take its port and its place.
+Other users of the machine can connect to the ports of these processes, and are refused there: nodes sign
+their requests, what runs the apps has a secret, and the control interface requires a token. Every server
+proves who it is by the federation's certificate, so that nobody else can take its port and its place.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 
 import tomli_w
 
 from feddumap.errors import FeddumapError
+from feddumap.flower.local import access
 from feddumap.flower.local import project as projects
 from feddumap.flower.local.certificates import private
 from feddumap.flower.local.control import CommandControl, Control, Outcome, direct_control
@@ -29,11 +29,9 @@ from feddumap.flower.local.programs import DIRECT, HOST, environment, free_ports
 from feddumap.flower.local.project import CONNECTION, Project
 from feddumap.system.atomic_files import write_text
 from feddumap.system.children import Supervisor
-from feddumap.system.users import other_users
 
 SERVER = ("superlink", "apps")
 SEPARATOR = "--"  # between the arguments of several SuperExecs, for `feddumap.flower.local.prefork`
-TESTED = "1.41"
 START = 90.0  # seconds for the SuperLink to listen
 
 
@@ -78,7 +76,8 @@ class Federation:
         command: list[object] = ["python", "-m", "feddumap.flower.local.superlink"]
         command += ["--control-token-file", self.home / "control.token"]
         if self.missing is not None:
-            self._check_alone(self.missing)
+            if not self._shared_machine:
+                access.check_alone(self.missing)
             command = ["flower-superlink"]
         command += ["--host", HOST, "--port", self.port]
         command += ["--enable-supernode-auth"]
@@ -88,7 +87,7 @@ class Federation:
         self.start("superlink", [*command, "--superexec-auth-secret-file", keys / "superexec.secret"])
         self._wait_for_superlink()
         if self.missing is None:
-            self._check_closed()
+            access.check_closed(self.address, keys / "ca.crt")
 
     def register(self, nodes: Sequence[int]) -> None:
         """Tell the SuperLink the public keys of nodes."""
@@ -164,27 +163,6 @@ class Federation:
             return
         with direct_control(self.address, self.project.keys / "ca.crt", DIRECT, self._token) as control:
             yield control
-
-    def _check_closed(self) -> None:
-        """An error if the control interface accepts a request without the token."""
-        with direct_control(self.address, self.project.keys / "ca.crt", DIRECT, None) as stranger:
-            if not stranger.refuses_strangers():
-                raise FeddumapError(
-                    f"Flower {version('flwr')} accepts control requests without the token that feddumap told "
-                    "it to require, so that any user of this machine could start programs as you: install "
-                    f"the version that feddumap was tested with, flwr {TESTED}"
-                )
-
-    def _check_alone(self, missing: str) -> None:
-        """An error if others use this machine, to whom Flower's own commands are open."""
-        others = [] if self._shared_machine else other_users()
-        if others:
-            names = ", ".join(others[:5]) + (" and others" if len(others) > 5 else "")
-            raise FeddumapError(
-                f"Flower {version('flwr')} lacks an internal part that feddumap uses to close Flower's control "
-                f"interface ({missing}), and this machine has other users ({names}), who could start programs "
-                f"as you and read the keys: install flwr {TESTED}, or give --shared-machine if you trust them"
-            )
 
     def _flwr(self, *arguments: object) -> str:
         """Run the command `flwr` to its end; returns what it printed."""
