@@ -275,6 +275,10 @@ class Algorithm:
     takes is on the clock if `shared_on_clock`. `send` is what a broadcast carries besides the weights. For
     the clock, `passes` tells how many samples each chosen device goes through (from their n_k and the number
     given), and `reply` how many bytes it will send. A `one_shot` method has one round, with every device.
+
+    `mean_only` says whether the server needs no upload by itself, but only the weighted mean of all; by
+    default it does if `aggregate` is `mean_of_uploads`. `uploads_extra` says whether uploads carry tensors
+    besides the model. Secure aggregation goes by both.
     """
 
     local: Local
@@ -291,6 +295,13 @@ class Algorithm:
     passes: Callable[[np.ndarray, int, Config], np.ndarray] = epochs_over
     reply: Callable[[Broadcast], int] = lambda message: message.reply_nbytes
     one_shot: bool = False
+    mean_only: bool | None = None
+    uploads_extra: bool = False
+
+    @property
+    def needs_single_uploads(self) -> bool:
+        """Whether the server looks at the uploads one by one."""
+        return self.aggregate is not mean_of_uploads if self.mean_only is None else not self.mean_only
 
     def rounds(self, config: Config) -> int:
         """How many rounds a run has."""

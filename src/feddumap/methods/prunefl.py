@@ -278,4 +278,5 @@ def prunefl(
         server=beside(method.server, "g2/", "dense/"),
         reshape=first_of(at_round(0, first_pruning(settings.first_passes)), every(rounds, adjustment())),
         reply=lambda message: reply_nbytes(message, rounds),
+        uploads_extra=True,
     )

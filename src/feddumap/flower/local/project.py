@@ -14,6 +14,7 @@ import tomli_w
 from feddumap.config import Config, load
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.readme import README
+from feddumap.methods import secure
 from feddumap.methods.registry import resolve
 from feddumap.system.atomic_files import write_text
 
@@ -84,6 +85,7 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
     if config.data.devices != nodes:
         raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
     resolve(config.method)  # an unknown key is an error now
+    secure.check(config)
     return config
 
 

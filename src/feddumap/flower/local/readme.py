@@ -20,7 +20,7 @@ where it stopped. The run is in `run/`, a log of every process in `logs/`.
 | `keys/server.crt`, `keys/server.key` | the server's certificate and key |
 | `keys/node-0`, `keys/node-0.pub` … | every device's key pair |
 | `keys/superexec.secret` | the secret that the server's two processes share |
-| `keys/control.token` | the token that the SuperLink requires of the command `flwr`, which finds it in `.flower` |
+| `keys/control.token` | the token that the SuperLink requires of `flwr`, which has it in `.flower` |
 
 The files in `keys/` and `.flower/` are secret, except `ca.crt` and `*.pub`. Only the owner may read this
 folder.
@@ -66,8 +66,8 @@ On the server, to train, and to resume after an interruption:
 flwr run . federation --stream
 ```
 
-These two programs are `flower-superlink` and `flower-superexec` with little around them: with Flower's own
-`flower-superlink`, whoever reaches its port may start runs, which is to say run programs on the server and the
-devices, because its control interface asks for no password. The documentation of feddumap, docs/deploy.md,
-says what is open to whom.
+The server's two programs are `flower-superlink` and `flower-superexec` with little around them. With Flower's
+own `flower-superlink`, whoever reaches its port may start runs, which is to say run programs on the server
+and the devices, because its control interface asks for no password. The documentation of feddumap,
+docs/deploy.md, says what is open to whom.
 """
