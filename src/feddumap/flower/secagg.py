@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -146,7 +146,7 @@ def aggregate(
             MAIN_PARAMS_RECORD: ArrayRecord(),
         }
     )
-    context = LegacyContext(Context(0, 0, {}, state, {}), strategy=strategy)
+    context = LegacyContext(Context(0, 0, {}, state, {}), strategy=cast("Any", strategy))
     try:
         _Workflow(contents, most_samples, timeout)(grid, context)
     except (ValueError, TypeError, KeyError, IndexError) as error:  # a reply that Flower cannot use
