@@ -221,6 +221,9 @@ class RunConfig(Section):
     least_share: Share = Field(
         0.5, description="flower, ray: share of a round's devices that must answer; with fewer it is repeated"
     )
+    secure: bool = Field(
+        False, description="flower: secure aggregation (SecAgg+), for methods that need only the mean"
+    )
 
 
 RUNTIME_KEYS = ("workers", "tensorboard", "wandb", "mlflow", "engine", "timeout", "least_share")

@@ -71,7 +71,7 @@ def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.M
     made = project.create(tmp_path / "fed", 2, ["fl.example.org", "10.0.0.5"], ["train.rounds=3"])
     assert made.nodes == 2
     assert made.config().train.rounds == 3
-    secret = {"server.key", "superexec.secret", "node-0", "node-1"}
+    secret = {"server.key", "superexec.secret", "control.token", "node-0", "node-1"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.keys.iterdir()}
     assert {name for name, mode in modes.items() if mode == 0o600} == secret
     certificate = x509.load_pem_x509_certificate((made.keys / "server.crt").read_bytes())
@@ -174,7 +174,7 @@ def test_up_works_with_flowers_own_commands(
     sets = [*QUICK, "method.name=fedavg", "train.rounds=2", "data.server_fraction=0"]
     made = project.create(tmp_path / "two", 2, sets=sets)
     said: list[str] = []
-    trained = up.up(made, 2, say=said.append)
+    trained = up.up(made, 2, say=said.append, shared_machine=True)
     assert len(said) == 1
     assert "lacks an internal part" in said[0]
     assert "flwr.supercore.control" in said[0]

@@ -55,6 +55,13 @@ def up(
         float | None,
         typer.Option(min=1, metavar="SECONDS", help="Stop after this long, to resume later."),
     ] = None,
+    shared_machine: Annotated[
+        bool,
+        typer.Option(
+            "--shared-machine",
+            help="Start even if this version of Flower is open to the other users of this machine.",
+        ),
+    ] = False,
 ) -> None:
     """Start a server and devices on this machine, train, and stop them all; run it again to resume."""
     from feddumap.flower.local import programs, project
@@ -85,7 +92,7 @@ def up(
                         said[done] = _status(awaited, records, rounds, pace)
                     progress(done, said[done])
 
-                trained = federation.up(found, count, timeout, console.say, show)
+                trained = federation.up(found, count, timeout, console.say, show, shared_machine)
         except KeyboardInterrupt as stop:
             console.say(f"stopped; resume with: feddumap flower up {directory}")
             raise typer.Exit(exit_code(stop)) from None

@@ -282,6 +282,10 @@ class Algorithm:
     given), and `reply` how many bytes it will send. A `one_shot` method has one round, with every device.
     `screening` is not the method's: the configuration's rules for uploads, between their arrival and
     `aggregate`.
+
+    `mean_only` says whether the server needs no upload by itself, but only the weighted mean of all; by
+    default it does if `aggregate` is `mean_of_uploads`. `uploads_extra` says whether uploads carry tensors
+    besides the model. Secure aggregation goes by both.
     """
 
     local: Local
@@ -300,6 +304,13 @@ class Algorithm:
     reply: Callable[[Broadcast], int] = lambda message: message.reply_nbytes
     one_shot: bool = False
     screening: Screening = NO_SCREENING
+    mean_only: bool | None = None
+    uploads_extra: bool = False
+
+    @property
+    def needs_single_uploads(self) -> bool:
+        """Whether the server looks at the uploads one by one."""
+        return self.aggregate is not mean_of_uploads if self.mean_only is None else not self.mean_only
 
     def rounds(self, config: Config) -> int:
         """How many rounds a run has."""

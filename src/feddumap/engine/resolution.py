@@ -14,7 +14,7 @@ from feddumap.data.sources import catalog
 from feddumap.engine import objects
 from feddumap.engine.registry import ENGINES, get_engine
 from feddumap.errors import FeddumapError
-from feddumap.methods import registry
+from feddumap.methods import registry, secure
 from feddumap.models import architecture
 from feddumap.runs import trackers
 from feddumap.system.callbacks import Say, ignore
@@ -25,6 +25,7 @@ def resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     """Get the dataset, complete the configuration and check both before any training."""
     objects.check(config)
     registry.resolve(config.method)
+    secure.check(config)
     if config.data.partition in ("shards", "iid", "dirichlet"):  # others know their devices with the data
         _check_cohort(config)
     if config.run.device != "cpu":

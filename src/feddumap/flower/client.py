@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddumap.core.messages import Broadcast
+from feddumap.core.messages import Broadcast, Upload
 from feddumap.device.executor import Executor
 from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
@@ -22,6 +22,8 @@ from feddumap.flower.requests import Request
 from feddumap.methods import compose
 from feddumap.system.determinism import deterministic
 
+APP_FAILED = 2  # Flower's code for an app's exception
+SECURE = "secaggplus_configs"  # the record that Flower's messages of secure aggregation have
 Work = Callable[[RecordDict, Node], RecordDict]
 T = TypeVar("T")
 
@@ -44,11 +46,23 @@ def client_app(state: Path | None = None, modules: bool = False) -> ClientApp:
 
 def _handle(work: Work, state: Path | None, modules: bool, message: Message, context: Context) -> Message:
     """Handle a message. An error becomes a reply with its reason."""
+    if SECURE in message.content:
+        return _secure(partial(Node.read, context.node_config, state, modules), message, context)
     try:
         content = work(message.content, Node.read(context.node_config, state, modules))
     except FeddumapError as error:
         content = replies.pack_refusal(str(error))
     return Message(content, reply_to=message)
+
+
+def _secure(node: Callable[[], Node], message: Message, context: Context) -> Message:
+    """Handle a message of secure aggregation. After an error the others go on without this device."""
+    from feddumap.flower import secagg  # Flower's parts for it take long to import
+
+    try:
+        return secagg.masked_reply(message, context, partial(_trained, node=node()))
+    except FeddumapError as error:
+        return Message(Error(APP_FAILED, str(error)), reply_to=message)
 
 
 def hello(content: RecordDict, node: Node) -> RecordDict:
@@ -59,6 +73,12 @@ def hello(content: RecordDict, node: Node) -> RecordDict:
 
 
 def train(content: RecordDict, node: Node) -> RecordDict:
+    """Train for a round."""
+    upload, _, _ = _trained(content, node)
+    return replies.pack_upload(upload)
+
+
+def _trained(content: RecordDict, node: Node) -> tuple[Upload, Broadcast, Request]:
     """Train for a round. The device's state stays in its folder."""
     request, broadcast = _read(content, node)
     shared = _valid(requests.read_shared(content, request.architecture.input))
@@ -73,7 +93,7 @@ def train(content: RecordDict, node: Node) -> RecordDict:
         store.keep(node.device, request.round, kept)
         # the server may go back as far as the older one of its two checkpoints
         store.tidy(request.round - 2 * request.config.run.checkpoint_every)
-    return replies.pack_upload(upload)
+    return upload, broadcast, request
 
 
 def survey(content: RecordDict, node: Node) -> RecordDict:

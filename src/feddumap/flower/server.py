@@ -70,4 +70,9 @@ def cohort(grid: Grid, run: Run, close: Callable[[], None] = lambda: None) -> Fl
     """The cohort of a run's devices behind Flower's nodes; `close` is called when the run ends."""
     token = run.directory.token() if run.directory is not None else secrets.token_hex(16)
     holdings = SplitHoldings(run.dataset, run.split, run.config.run.seed)
-    return FlowerCohort(grid, run.config, token, holdings, compose(run.config).shared, console.say, close)
+    kind = FlowerCohort
+    if run.config.run.secure:
+        from feddumap.flower.secure_cohort import SecureCohort  # needs more of Flower
+
+        kind = SecureCohort
+    return kind(grid, run.config, token, holdings, compose(run.config).shared, console.say, close)

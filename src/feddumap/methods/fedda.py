@@ -68,7 +68,7 @@ def momentum_trainer(beta: float) -> ServerTrainer:
 def fedda(settings: SharedMomentum) -> Algorithm:
     """Momentum that server and devices share, sent both ways (Jin et al.)."""
     local = train_with_shared_momentum(settings.momentum)
-    return Algorithm(local=local, server=keep_momentum(), send=sending("v/"))
+    return Algorithm(local=local, server=keep_momentum(), send=sending("v/"), uploads_extra=True)
 
 
 @method("feddu-da")

@@ -104,6 +104,7 @@ class _Guard:
             local=self.local,
             device_data=self.device_data,
             aggregate=self.aggregate,
+            mean_only=not self._inner.needs_single_uploads,
             server=ServerStep(self.init, self.apply),
             reshape=self.reshape,
             check=self.check,

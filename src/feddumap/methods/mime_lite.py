@@ -58,5 +58,6 @@ def mime_lite(settings: SharedMomentum) -> Algorithm:
         local=train_with_frozen_momentum(settings.momentum),
         server=update_momentum(settings.momentum),
         send=sending("s/"),
+        uploads_extra=True,
         passes=lambda samples, given, config: samples * (config.train.epochs + 1),  # and the full gradient
     )

@@ -282,4 +282,5 @@ def prunefl(
         idle=all_of(
             method.idle, never_reached("method.adjust_every", rounds, "the mask will not be adjusted")
         ),
+        uploads_extra=True,
     )

@@ -65,4 +65,6 @@ def update_control() -> ServerStep:
 @method("scaffold")
 def scaffold() -> Algorithm:
     """Devices' gradients are corrected by control variates that they keep (Karimireddy et al.)."""
-    return Algorithm(local=train_controlled(), server=update_control(), send=sending("c/"))
+    return Algorithm(
+        local=train_controlled(), server=update_control(), send=sending("c/"), uploads_extra=True
+    )

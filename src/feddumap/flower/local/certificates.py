@@ -22,15 +22,18 @@ from feddumap.errors import FeddumapError
 
 ALWAYS = ("localhost", "127.0.0.1")
 DAYS = 365
-AUTHORITY, CERTIFICATE, SERVER_KEY, SECRET = "ca.crt", "server.crt", "server.key", "superexec.secret"
+AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.crt", "server.key"
+SECRET, TOKEN = "superexec.secret", "control.token"
 
 
 def make_all(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> None:
     """Everything a federation of `nodes` needs, in a folder: the authority's certificate, the server's
-    certificate and key, the secret between the server's two processes, and a key pair for each node."""
+    certificate and key, the secret between the server's two processes, the token for the control interface,
+    and a key pair for each node."""
     folder.mkdir(mode=0o700)
     make_certificates(folder, hosts)
     private(folder / SECRET, secrets.token_bytes(32))
+    private(folder / TOKEN, secrets.token_hex(32).encode())
     for node in range(nodes):
         make_node_key(folder / f"node-{node}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -96,9 +97,42 @@ class DirectControl:
         status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
         return Outcome.read(status, run.status.details, run.bytes_sent, run.bytes_recv)
 
+    def refused(self) -> bool:
+        """Whether the SuperLink refuses a request with this client's token, or without one."""
+        from feddumap.flower.internals import ListRunsRequest
+
+        try:
+            self._client.ListRuns(ListRunsRequest())
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code == httpx.codes.UNAUTHORIZED
+        return False
+
+
+class _Token:
+    """Adds the token to requests, as the command `flwr` does."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        context.request.headers["Authorization"] = f"Bearer {self._token}"
+        return call_next(context)
+
+
+def credentials(address: str, token: str) -> str:
+    """The `credentials.yaml` in which the command `flwr` finds the token for a SuperLink. (JSON is YAML.)"""
+    values = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": token}
+    encoded = {
+        f"flower.account-auth.{address}.{name}": base64.b64encode(value.encode()).decode()
+        for name, value in values.items()
+    }
+    return json.dumps(encoded, indent=1) + "\n"
+
 
 @contextmanager
-def direct_control(address: str, certificate: Path, env: Mapping[str, str]) -> Iterator[DirectControl]:
+def direct_control(
+    address: str, certificate: Path, env: Mapping[str, str], token: str | None
+) -> Iterator[DirectControl]:
     """A connection to the SuperLink; `env` holds variables that must be set when it is made."""
     from feddumap.flower.internals import ControlHttpClient, RuntimeVersionHttpInterceptor
 
@@ -109,7 +143,10 @@ def direct_control(address: str, certificate: Path, env: Mapping[str, str]) -> I
             server_address=address,
             insecure=False,
             root_certificates=certificate.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                *([] if token is None else [_Token(token)]),
+            ],
         )
     finally:
         os.environ.clear()

@@ -3,6 +3,10 @@
 The server is the SuperLink, a device is a SuperNode. Their apps run in processes of their own: forks of one
 process, `apps`, or where Flower lacks what that needs, processes of its `flower-superexec`. All files that
 Flower writes are in the project's folder.
+
+Other users of the machine can connect to the ports of these processes, and are refused there: nodes sign
+their requests, what runs the apps has a secret, and the control interface requires a token. Every server
+proves who it is by the federation's certificate, so that nobody else can take its port and its place.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from contextlib import contextmanager
 import tomli_w
 
 from feddumap.errors import FeddumapError
+from feddumap.flower.local import access
 from feddumap.flower.local import project as projects
 from feddumap.flower.local.certificates import private
 from feddumap.flower.local.control import CommandControl, Control, Outcome, direct_control
@@ -33,10 +38,18 @@ START = 90.0  # seconds for the SuperLink to listen
 class Federation:
     """The processes of a federation, by name: superlink, node-0, node-1 and so on, apps, and run."""
 
-    def __init__(self, project: Project, processes: Supervisor, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        project: Project,
+        processes: Supervisor,
+        lasting: bool = False,
+        shared_machine: bool = False,
+    ) -> None:
         """With `lasting` the SuperLink has a database, and knows its nodes and runs when it is restarted;
-        requests take longer then."""
+        requests take longer then. With `shared_machine` it may be open to other users of this machine, if
+        Flower lacks what closing it needs."""
         self.project = project
+        self._shared_machine = shared_machine
         self._lasting = lasting
         self._ports: dict[int, int] = {}
         self.missing: str | None = None
@@ -47,23 +60,34 @@ class Federation:
         self.home = project.home / "up"
         if self.home.exists():
             shutil.rmtree(self.home)
-        self.home.mkdir(parents=True)
+        for folder in (project.home, project.path / "logs", self.home):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)
         private(self.home / "node.secret", secrets.token_bytes(32))
+        self._token = secrets.token_hex(32)
+        private(self.home / "control.token", self._token.encode())
+        projects.connect(self.home / "flwr", self.address, project.keys / "ca.crt", self._token)
 
     def start_superlink(self) -> None:
         """Start the SuperLink, and wait until it listens."""
-        keys = self.project.keys
-        projects.connect(self.home / "flwr", self.address, keys / "ca.crt")
-        command: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port]
+        from feddumap.flower import internals  # takes seconds to import
+
+        self.missing, keys = internals.MISSING, self.project.keys
+        command: list[object] = ["python", "-m", "feddumap.flower.local.superlink"]
+        command += ["--control-token-file", self.home / "control.token"]
+        if self.missing is not None:
+            if not self._shared_machine:
+                access.check_alone(self.missing)
+            command = ["flower-superlink"]
+        command += ["--host", HOST, "--port", self.port]
         command += ["--enable-supernode-auth"]
         command += ["--database", self.home / "superlink.db"] if self._lasting else []
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt"]
         command += ["--ssl-keyfile", keys / "server.key", "--isolation", "process"]
         self.start("superlink", [*command, "--superexec-auth-secret-file", keys / "superexec.secret"])
-        from feddumap.flower import internals  # takes seconds to import, which the SuperLink needs anyway
-
-        self.missing = internals.MISSING
         self._wait_for_superlink()
+        if self.missing is None:
+            access.check_closed(self.address, keys / "ca.crt")
 
     def register(self, nodes: Sequence[int]) -> None:
         """Tell the SuperLink the public keys of nodes."""
@@ -77,7 +101,8 @@ class Federation:
         for node, port in zip(nodes, free_ports(len(nodes)), strict=True):
             command: list[object] = ["flower-supernode", "--superlink", self.address, "--host", HOST]
             command += ["--port", port, "--isolation", "process", "--superexec-auth-secret-file", secret]
-            command += ["--root-certificates", keys / "ca.crt"]
+            command += ["--root-certificates", keys / "ca.crt", "--ssl-ca-certfile", keys / "ca.crt"]
+            command += ["--ssl-certfile", keys / "server.crt", "--ssl-keyfile", keys / "server.key"]
             command += ["--auth-supernode-private-key", keys / f"node-{node}"]
             chosen = self.home / f"node-{node}.toml"
             state = str(self.project.home / "state")  # kept, as a resumed run needs its devices' state
@@ -92,11 +117,10 @@ class Federation:
     def start_apps(self, nodes: Sequence[int]) -> None:
         """Start what runs the apps of the server and of devices; a device's exits with its SuperNode."""
         keys, secret = self.project.keys, "--superexec-auth-secret-file"
-        server: list[object] = ["--runtime-api-address", self.address, secret, keys / "superexec.secret"]
-        arguments = {"apps": [*server, "--root-certificates", keys / "ca.crt"]}
+        trusted: list[object] = ["--root-certificates", keys / "ca.crt", "--runtime-api-address"]
+        arguments = {"apps": [*trusted, self.address, secret, keys / "superexec.secret"]}
         for node in nodes:
-            device: list[object] = ["--runtime-api-address", f"{HOST}:{self._ports[node]}", "--insecure"]
-            device += [secret, self.home / "node.secret"]
+            device = [*trusted, f"{HOST}:{self._ports[node]}", secret, self.home / "node.secret"]
             device += ["--parent-pid", self.processes.pids[f"node-{node}"]]
             arguments[f"node-{node}-apps"] = device
         if self.missing is None:
@@ -137,7 +161,7 @@ class Federation:
         if self.missing is not None:
             yield CommandControl(self._flwr, CONNECTION)
             return
-        with direct_control(self.address, self.project.keys / "ca.crt", DIRECT) as control:
+        with direct_control(self.address, self.project.keys / "ca.crt", DIRECT, self._token) as control:
             yield control
 
     def _flwr(self, *arguments: object) -> str:

@@ -14,6 +14,7 @@ import tomli_w
 from feddumap.config import Config, load
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.readme import README
+from feddumap.methods import secure
 from feddumap.methods.registry import resolve
 from feddumap.system.atomic_files import write_text
 
@@ -84,6 +85,7 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
     if config.data.devices != nodes:
         raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
     resolve(config.method)  # an unknown key is an error now
+    secure.check(config)
     return config
 
 
@@ -100,8 +102,9 @@ def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str
     try:
         _fill(draft, final, config, nodes, hosts)
         certificates.make_all(draft / "keys", nodes, hosts)
-        draft.chmod(0o755)
-        draft.rename(final)
+        token = (draft / "keys" / certificates.TOKEN).read_text(encoding="ascii")
+        connect(draft / ".flower", f"127.0.0.1:{PORT}", final / "keys" / "ca.crt", token)
+        draft.rename(final)  # only its owner may read it, as mkdtemp made it
     except BaseException:
         shutil.rmtree(draft)
         raise
@@ -119,9 +122,14 @@ def opened(path: Path) -> Project:
     return project
 
 
-def connect(home: Path, address: str, certificate: Path) -> None:
-    """Write Flower's configuration, which tells the command `flwr` where the SuperLink is."""
-    home.mkdir(parents=True, exist_ok=True)
+def connect(home: Path, address: str, certificate: Path, token: str) -> None:
+    """Write Flower's configuration in a new folder: where the SuperLink is and the token for its control
+    interface, for the command `flwr`."""
+    from feddumap.flower.local.certificates import private
+    from feddumap.flower.local.control import credentials
+
+    home.mkdir(mode=0o700)
+    private(home / "credentials.yaml", credentials(address, token).encode())
     connection = {"address": address, "root-certificates": str(certificate)}
     value = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     write_text(home / "config.toml", tomli_w.dumps(value))
@@ -158,4 +166,3 @@ def _fill(draft: Path, final: Path, config: Config, nodes: int, hosts: Sequence[
     write_text(draft / "config.toml", tomli_w.dumps(chosen))
     write_text(draft / ".gitignore", "".join(f"{name}\n" for name in IGNORED))
     write_text(draft / "README.md", README.format(path=final, address=address, port=PORT, last=nodes - 1))
-    connect(draft / ".flower", f"127.0.0.1:{PORT}", final / "keys" / "ca.crt")

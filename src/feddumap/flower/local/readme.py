@@ -20,8 +20,10 @@ where it stopped. The run is in `run/`, a log of every process in `logs/`.
 | `keys/server.crt`, `keys/server.key` | the server's certificate and key |
 | `keys/node-0`, `keys/node-0.pub` … | every device's key pair |
 | `keys/superexec.secret` | the secret that the server's two processes share |
+| `keys/control.token` | the token that the SuperLink requires of `flwr`, which has it in `.flower` |
 
-The files in `keys/` are secret, except `ca.crt` and `*.pub`.
+The files in `keys/` and `.flower/` are secret, except `ca.crt` and `*.pub`. Only the owner may read this
+folder.
 
 ## On several machines
 
@@ -32,12 +34,13 @@ On the server, in this folder, each in its own terminal or service:
 ```sh
 export FLWR_HOME=$PWD/.flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 
-flower-superlink --host 0.0.0.0 --port {port} --enable-supernode-auth \\
+python -m feddumap.flower.local.superlink --control-token-file keys/control.token \\
+  --host 0.0.0.0 --port {port} --enable-supernode-auth \\
   --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \\
   --isolation process --superexec-auth-secret-file keys/superexec.secret \\
   --database .flower/superlink.db
 
-flower-superexec --runtime-api-address 127.0.0.1:{port} \\
+python -m feddumap.flower.local.prefork --runtime-api-address 127.0.0.1:{port} \\
   --root-certificates keys/ca.crt --superexec-auth-secret-file keys/superexec.secret
 ```
 
@@ -63,7 +66,8 @@ On the server, to train, and to resume after an interruption:
 flwr run . federation --stream
 ```
 
-Whoever reaches the SuperLink's port may also use its control interface, which asks for no password: it can
-register devices and start runs, which is to say run programs on the devices. Let other machines reach
-`/v1/fleet/` only, by a proxy or a firewall: the documentation of feddumap, docs/deploy.md, shows how.
+The server's two programs are `flower-superlink` and `flower-superexec` with little around them. With Flower's
+own `flower-superlink`, whoever reaches its port may start runs, which is to say run programs on the server
+and the devices, because its control interface asks for no password. The documentation of feddumap,
+docs/deploy.md, says what is open to whom.
 """

@@ -42,20 +42,27 @@ class Finished:
 
 
 def up(
-    project: Project, nodes: int, timeout: float | None = None, say: Say = print, show: Show = lambda *_: None
+    project: Project,
+    nodes: int,
+    timeout: float | None = None,
+    say: Say = print,
+    show: Show = lambda *_: None,
+    shared_machine: bool = False,
 ) -> Finished:
     """Train the project's run, or the rest of it. All processes started for it exit when this returns, raises
-    or is killed."""
+    or is killed. With a version of Flower that leaves its control interface open, `shared_machine` is needed
+    on a machine with other users."""
     until = None if timeout is None else time.monotonic() + timeout
     with _alone(project), Supervisor(project.path / "logs") as processes:
         before = len(read_records(project.run))
-        federation = Federation(project, processes)
+        federation = Federation(project, processes, shared_machine=shared_machine)
         show("starting the SuperLink", [])
         federation.start_superlink()
         if federation.missing is not None:
             say(
                 f"Flower {version('flwr')} lacks an internal part that feddumap uses ({federation.missing}): "
-                "using Flower's own commands, which take longer to start apps"
+                "using Flower's own commands, which take longer to start apps and accept requests from every "
+                "user of this machine"
             )
         show(f"registering {nodes} devices", [])
         federation.register(range(nodes))
