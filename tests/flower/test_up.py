@@ -163,6 +163,27 @@ def test_up_survives_a_killed_device_stops_at_ctrl_c_and_resumes(prepared_home: 
 
 @needs_proc
 @pytest.mark.slow
+def test_up_with_two_of_four_devices(home: Path, tmp_path: Path) -> None:
+    """It says who is missing, and trains with those that are there."""
+    sets = [*QUICK, "method.name=fedavg", "train.rounds=2", "run.timeout=12", "run.least_share=0.5"]
+    made = project.create(tmp_path / "four", 4, sets=sets)
+    shown: list[str] = []
+    trained = up.up(made, 2, show=lambda awaited, records: shown.append(awaited))
+    assert pids(made.path) == []
+    assert trained.summary["rounds"] == 2
+    never = "it has no node: it never connected"
+    waiting = f"waiting for 2 of the devices (device 2, 3: {never})"
+    assert waiting in shown
+    log = (made.path / "logs" / "run.log").read_text()
+    assert log.count(waiting) == 1
+    assert f"training with 2 of 4 devices (device 2, 3: {never})" in log
+    for record in read_records(made.run):
+        assert record["devices"] == [0, 1]
+        assert record["lost"] == {"2": never, "3": never}
+
+
+@needs_proc
+@pytest.mark.slow
 def test_up_works_with_flowers_own_commands(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,9 @@ class FlowerCohort:
         self._claims = Claims(holdings, config.run.most_samples)
         self._samples: dict[int, int] = {}  # the samples that each device reported
         self._problems: dict[int, str] = {}  # what was last said of each device
-        self._passing: dict[str, tuple[int, Broadcast, float]] = {}  # messages nobody waits for, and until when
+        self._passing: dict[
+            str, tuple[int, Broadcast, float]
+        ] = {}  # messages nobody waits for, and until when
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:
         """Uploads in the order of `devices`, with a `MissingUpload` for each device without a valid one; an
@@ -274,10 +276,11 @@ class FlowerCohort:
         self, question: Question | None, number: int, good: int, need: int, asked: int, bad: dict[int, str]
     ) -> str:
         asking = f"asked {question.name!r}" if question else "asked to train"
-        share = "" if question else f" (run.least_share = {self._config.run.least_share:g})"
+        partial = question is None or question.partial
+        share = f"run.least_share = {self._config.run.least_share:g}" if partial else "all that were asked"
         reasons = "; ".join(f"device {device}: {reason}" for device, reason in list(bad.items())[:SHOWN])
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         return (
             f"round {number}: {good} of {asked} devices replied as expected when {asking}, {need} were "
-            f"needed{share}, in {TRIES} tries ({reasons}{more}): fix the nodes, then resume"
+            f"needed ({share}), in {TRIES} tries ({reasons}{more}): fix the nodes, then resume"
         )

@@ -47,7 +47,7 @@ class DeviceKeys:
         """Read a table; an error names what is wrong in it."""
         table = read_toml(path, "table of device keys").get("devices")
         if not isinstance(table, dict) or not table:
-            raise FeddumapError(f"{path} has no table [devices]: expected lines such as 0 = \"ecdsa-sha2-…\"")
+            raise FeddumapError(f'{path} has no table [devices]: expected lines such as 0 = "ecdsa-sha2-…"')
         found: dict[str, int] = {}
         for number, line in table.items():
             if not number.isdecimal():
@@ -56,7 +56,7 @@ class DeviceKeys:
             if key is None:
                 raise FeddumapError(
                     f"{path}: the key of device {number} is {str(line)[:40]!r}, expected the content of its "
-                    "public key file, such as \"ecdsa-sha2-nistp384 AAAA…\""
+                    'public key file, such as "ecdsa-sha2-nistp384 AAAA…"'
                 )
             if key in found:
                 raise FeddumapError(f"{path}: devices {found[key]} and {number} have the same key {key}")

@@ -56,9 +56,7 @@ class Transport:
         """
         for attempt in range(SEND_TRIES):
             try:
-                message = Message(
-                    content, node, kind, ttl=seconds + MARGIN, group_id=secrets.token_hex(16)
-                )
+                message = Message(content, node, kind, ttl=seconds + MARGIN, group_id=secrets.token_hex(16))
                 ids = list(self._grid.push_messages([message]))
             except (httpx.HTTPError, OSError):  # the SuperLink itself is unreachable
                 raise
