@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_public_key,
 )
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from feddumap import run as api
 from feddumap.core.messages import MissingUpload, Question, Upload
@@ -27,6 +29,7 @@ from feddumap.errors import FeddumapError
 from feddumap.flower import server
 from feddumap.flower.device_keys import DeviceKeys, fingerprint, to_toml
 from feddumap.flower.local import project
+from feddumap.flower.transport import Transport
 from tests.support.flower_grid import FakeGrid, FakeNode
 
 
@@ -177,6 +180,27 @@ def test_a_key_that_is_not_in_the_table(
     assert grid.nodes[5].kinds == ["query.refused"]
     said = capsys.readouterr().err
     assert said.count(f"node 5 is not used: its key {fingerprint(stranger)} is not in devices.toml") == 1
+
+
+def test_the_ids_of_messages_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower makes a message's id from its content, and a reply needs it: the same content must give another
+    id every time."""
+    grid = FakeGrid.of(1, state=str(tmp_path))
+    sent: list[str] = []
+    original = FakeGrid.push_messages
+
+    def push(self: FakeGrid, messages: Iterable[Message]) -> Iterable[str]:
+        made = list(messages)
+        for message in made:
+            message.metadata.created_at = 0.0
+            sent.append(message.object_id)
+        return original(self, made)
+
+    monkeypatch.setattr(FakeGrid, "push_messages", push)
+    transport = Transport(grid)
+    for _ in range(3):
+        transport.send(RecordDict({"who": ConfigRecord({"token": "ab" * 16})}), 1000, "query.hello", 5.0)
+    assert len(set(sent)) == 3
 
 
 def test_without_a_table_the_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,8 @@ from feddumap.config import Config
 from feddumap.core.messages import MissingUpload
 from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
-from feddumap.flower import membership, server
-from feddumap.flower.membership import Report
+from feddumap.flower import membership, server, waiting
+from feddumap.flower.waiting import Report
 from tests.support.flower_grid import FakeGrid, Mischief
 
 NEVER = "it has no node: it never connected"
@@ -208,7 +208,7 @@ def test_a_newcomer_that_does_not_answer_is_not_waited_for(
 def test_waiting_names_who_is_missing_and_why(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(membership, "FIRST_WORD", 0.0)
+    monkeypatch.setattr(waiting, "FIRST_WORD", 0.0)
     run = api.start(all_of("fedavg"))
     grid = grid_without(tmp_path, 3)
     cohort = server.cohort(grid, run)
@@ -224,7 +224,7 @@ def test_waiting_is_said_soon_then_when_it_changes_then_rarely() -> None:
     report, said = Report(0.0), []
     for now in range(300):
         missing = {2: NEVER} if now < 20 else {2: NEVER, 3: "it left"}
-        if text := report.text(missing, float(now)):
+        if text := report.text(missing, 0, float(now)):
             said.append((now, text))
     assert [now for now, _ in said] == [5, 20, 140, 260]
     assert said[1][1] == f"waiting for 2 of the devices (device 2: {NEVER}; device 3: it left)"

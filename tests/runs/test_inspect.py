@@ -72,7 +72,7 @@ def test_a_device_that_decided_rounds_is_named(run_path: Path, capsys: pytest.Ca
     show(describe(run_path))
     printed = capsys.readouterr().out
     assert "over half of the weight" in printed
-    assert "1 round, last device 5 (98.0 %)" in printed
+    assert "in 1 round, last of device 5 (98.0 %)" in printed
 
 
 def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:

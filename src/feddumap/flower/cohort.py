@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import TypeVar
@@ -20,14 +19,15 @@ from feddumap.flower import replies, requests
 from feddumap.flower.claims import Claims
 from feddumap.flower.codec import Refused
 from feddumap.flower.device_keys import DeviceKeys
-from feddumap.flower.membership import Member, Membership, listed
+from feddumap.flower.membership import Member, Membership
+from feddumap.flower.newcomers import NOT_ACCEPTED, LateRead, Newcomers
 from feddumap.flower.requests import Request
 from feddumap.flower.transport import Transport
+from feddumap.flower.waiting import listed
 from feddumap.models.frozen import constants_of
 from feddumap.training.evaluation import Score
 
 TRIES = 3
-NOT_ACCEPTED = "no message to its node was accepted"
 SHOWN = 3  # reasons in an error
 
 T = TypeVar("T")
@@ -61,9 +61,7 @@ class FlowerCohort:
         self._claims = Claims(holdings, config.run.most_samples)
         self._samples: dict[int, int] = {}  # the samples that each device reported
         self._problems: dict[int, str] = {}  # what was last said of each device
-        self._passing: dict[
-            str, tuple[int, Broadcast, float]
-        ] = {}  # messages nobody waits for, and until when
+        self._newcomers = Newcomers(self._transport, config.run.timeout)
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:
         """Uploads in the order of `devices`, with a `MissingUpload` for each device without a valid one; an
@@ -92,7 +90,7 @@ class FlowerCohort:
             return answer
 
         if question.optional:
-            answers, reasons = self._ask_in_passing(question, broadcast, devices, read)
+            answers, reasons = self._ask_newcomers(question, broadcast, devices, read)
         else:
             asked = devices if census else [device for device in devices if device in self._samples]
             need = self._least(asked) if question.partial else len(devices)
@@ -175,44 +173,25 @@ class FlowerCohort:
                 return good, bad
         raise FeddumapError(self._failure(question, broadcast.round, len(good), need, len(devices), bad))
 
-    def _ask_in_passing(
-        self,
-        question: Question,
-        broadcast: Broadcast,
-        devices: Sequence[int],
-        read: Callable[[RecordDict, int, Broadcast], T | Refused],
+    def _ask_newcomers(
+        self, question: Question, broadcast: Broadcast, devices: Sequence[int], read: LateRead[T]
     ) -> tuple[dict[int, T], dict[int, str]]:
         """Ask devices without waiting for anything: answers that are not there at once are collected the next
-        time."""
+        time. The question must be a light one."""
         self._membership.find(devices, 0, 0.0)
+        absent = self._membership.missing(devices)
         tensors = requests.pack_broadcast(replace(broadcast, weights={}, extra={}, mask={}))
-        bad = self._membership.missing(devices)
-        self._passing = {sent: each for sent, each in self._passing.items() if each[0] not in bad}
-        asked = {device for device, _, _ in self._passing.values()}
+        self._newcomers.drop(absent)
         for device in devices:
-            if device in bad or device in asked:
-                continue
-            if sent := self._send("query", device, broadcast, question, tensors):
-                self._passing[sent] = (device, broadcast, time.monotonic() + self._config.run.timeout)
-            else:
-                bad[device] = NOT_ACCEPTED
-        good: dict[int, T] = {}
-        for (device, message, _), reply in self._transport.replies(self._passing, 0.0):
-            value = reply if isinstance(reply, Refused) else read(reply, device, message)
-            if isinstance(value, Refused):
-                bad[device] = value.reason
-                self._complain(broadcast.round, device, value.reason)
-            else:
-                good[device] = value
-                bad.pop(device, None)
-        for sent, (device, _, until) in list(self._passing.items()):
-            bad[device] = "it has not answered yet"
-            if time.monotonic() > until:
-                del self._passing[sent]
-                self._membership.forget(device)
-                bad[device] = self._late
-                self._complain(broadcast.round, device, self._late)
-        return good, bad
+            if device not in absent and not self._newcomers.asked(device):
+                sent = self._send("query", device, broadcast, question, tensors)
+                self._newcomers.add(sent, device, broadcast)
+        good, bad = self._newcomers.collect(read)
+        for device, reason in bad.items():
+            self._membership.forget(device)
+            self._complain(broadcast.round, device, reason)
+        pending = {device: "it has not answered yet" for device in devices if self._newcomers.asked(device)}
+        return good, {**absent, **pending, **bad}
 
     @property
     def _late(self) -> str:

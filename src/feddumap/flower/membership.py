@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from feddumap.flower import handshake
@@ -11,12 +11,12 @@ from feddumap.flower.codec import Refused
 from feddumap.flower.device_keys import DeviceKeys, fingerprint
 from feddumap.flower.handshake import Hello
 from feddumap.flower.transport import LONGEST_PAUSE, Connection, Transport
+from feddumap.flower.waiting import Report
 
 HELLO_TIMEOUT = 60.0  # seconds for a node's handshake; it may have to import torch first
-FIRST_WORD, NEXT_WORD, SAME_WORD = 5.0, 10.0, 120.0  # seconds between messages about the nodes waited for
-SHOWN_REASONS, SHOWN_DEVICES = 4, 10
 
 NEVER = "it has no node: it never connected"
+SILENT = "its node does not answer any more"
 DISCONNECTED = "it has no node: its node disconnected"
 
 
@@ -72,7 +72,7 @@ class Membership:
                 known, news = self._known(devices), now
             if settled is not None and known >= settled and now - news >= self._timeout:
                 return
-            if text := report.text(self.missing(devices), now):
+            if text := report.text(self.missing(devices), self._unidentified(), now):
                 self._say(text)
             self._refresh()
             self._collect(devices, need, LONGEST_PAUSE)
@@ -88,9 +88,14 @@ class Membership:
             return "its node has not answered yet"
         return self._absent.get(device, NEVER)
 
+    def _unidentified(self) -> int:
+        """How many connected nodes may be any device."""
+        return len(set(self._pending.values())) if self._keys is None else 0
+
     def forget(self, device: int) -> None:
         """Ask the device's node again which device it is, because it did not reply as expected."""
-        self.members.pop(device, None)
+        if self.members.pop(device, None) is not None:
+            self._absent[device] = SILENT
 
     def mark_frozen(self, device: int, frozen: str) -> None:
         """Note that the device has the frozen tensors of this hash."""
@@ -201,41 +206,3 @@ class Membership:
         self._said.add((node, reason))
         self._say(f"node {node} is not used: {reason}")
         return True
-
-
-@dataclass
-class Report:
-    """Says who is waited for, and why: soon at first, then when it changes, and otherwise rarely."""
-
-    began: float
-    _last: float | None = None
-    _shown: str = ""
-
-    def text(self, missing: Mapping[int, str], now: float) -> str | None:
-        """What to say now, if anything."""
-        if now - self.began < FIRST_WORD:
-            return None
-        said = f"waiting for {len(missing)} of the devices ({listed(missing)})"
-        quiet = NEXT_WORD if said != self._shown else SAME_WORD
-        if self._last is not None and now - self._last < quiet:
-            return None
-        self._last, self._shown = now, said
-        return said
-
-
-def listed(reasons: Mapping[int, str]) -> str:
-    """Devices by the reason why they are missing.
-
-    >>> listed({1: "it is late", 4: "it left", 5: "it is late"})
-    'device 1, 5: it is late; device 4: it left'
-    """
-    groups: dict[str, list[int]] = {}
-    for device, reason in reasons.items():
-        groups.setdefault(reason, []).append(device)
-    parts = []
-    for reason, devices in list(groups.items())[:SHOWN_REASONS]:
-        numbers = ", ".join(map(str, devices[:SHOWN_DEVICES]))
-        rest = f" and {len(devices) - SHOWN_DEVICES} more" if len(devices) > SHOWN_DEVICES else ""
-        parts.append(f"device {numbers}{rest}: {reason}")
-    more = sum(map(len, list(groups.values())[SHOWN_REASONS:]))
-    return "; ".join(parts) + (f"; and {more} more" if more else "")

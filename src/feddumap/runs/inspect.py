@@ -117,8 +117,8 @@ def show(value: dict[str, Any]) -> None:
             rows.append((f"models {what}", str(count)))
     if value["dominant"]:
         last, times = value["dominant"][-1], plural(len(value["dominant"]), "round")
-        said = f"{times}, last device {last['device']} ({percent(last['share'])})"
-        rows.append(("one device with over half of the weight", said))
+        said = f"in {times}, last of device {last['device']} ({percent(last['share'])})"
+        rows.append(("over half of the weight", said))
     console.table(f"{value['run']}: {value['model']} on {value['data']}", ("", ""), rows)
     columns = list(value["curve"][-1]) if value["curve"] else []
     if columns:
