@@ -234,6 +234,17 @@ def test_up_starts_nothing_for_a_finished_run(
     assert f"is finished ({rounds} rounds)" in " ".join(result.output.split())
 
 
+def test_whom_the_server_waits_for_is_the_last_thing_it_said(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    assert programs.awaited(log) == ""
+    log.write_bytes(
+        b"x" * 10**5 + b"\n\x1b[92mINFO\x1b[0m: started\nwaiting for 1 of the devices (2: late)\n\n"
+    )
+    assert programs.awaited(log) == "waiting for 1 of the devices (2: late)"
+    log.write_text("waiting for 1 of the devices (2: late)\nround 1 of 8\n")
+    assert programs.awaited(log) == ""
+
+
 def test_up_fails_with_the_server_but_not_with_a_device(tmp_path: Path) -> None:
     class Fake:
         processes = SimpleNamespace(log=lambda name: "its.log")

@@ -86,10 +86,12 @@ def to_json(census: Census) -> dict[str, Any]:
     }
 
 
-def from_json(value: Mapping[str, Any], classes: int) -> Census:
-    """Read `to_json`'s result back; anything else is a ValueError."""
+def from_json(value: Mapping[str, Any], devices: int, classes: int) -> Census:
+    """Read `to_json`'s result for so many devices and classes back; anything else is a ValueError."""
     try:
-        samples = np.zeros(int(value["devices"]), dtype=np.int64)
+        if value["devices"] != devices:
+            raise ValueError(f"it is of {str(value['devices'])[:20]} devices, expected {devices}")
+        samples = np.zeros(devices, dtype=np.int64)
         for device, count in value["samples"].items():
             samples[int(device)] = int(count)
         if "labels" not in value:

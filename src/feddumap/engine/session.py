@@ -237,8 +237,9 @@ class Session:
     def _earlier_census(self) -> Census | None:
         """What devices told before the run was interrupted, for those that are not there yet."""
         value = self.directory.census() if self.directory is not None else None
+        sizes = self.config.data.devices, self.state.architecture.classes
         try:
-            return censuses.from_json(value, self.state.architecture.classes) if value is not None else None
+            return censuses.from_json(value, *sizes) if value is not None else None
         except ValueError as error:
             self._say(f"the census in {self.out} cannot be used: {error}; devices are asked again")
             return None

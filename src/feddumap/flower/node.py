@@ -92,13 +92,16 @@ class Node:
 def log_refusal(node: Node | None, token: str | None, reason: str) -> None:
     """Log why this device refuses a request, or is refused; not again if it is what was last logged for the
     run. Every message is handled by another process, so that is in a file."""
-    said = " ".join(reason.split())
+    said = "".join(each if each.isprintable() else "?" for each in " ".join(reason.split()))
     path = node.folder(token) / REFUSAL if node is not None and token is not None else None
     if path is not None:
-        if path.exists() and path.read_text(encoding="utf-8") == said:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, said)
+        try:
+            if path.exists() and path.read_bytes() == said.encode():
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, said)
+        except OSError as error:  # then it is logged every time
+            LOGGER.warning("feddumap: cannot write %s: %s", path, error.strerror)
     LOGGER.warning("feddumap, %s: %s", f"device {node.device}" if node is not None else "this node", said)
 
 
