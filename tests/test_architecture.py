@@ -135,7 +135,7 @@ def is_step(node: ast.AST) -> bool:
 def test_runs_are_written_in_one_place() -> None:
     """Whoever else writes files makes them from runs, in a place that the user names."""
     others = {"report/page/document.py", "cli/compare.py", "export/writer.py"}
-    others |= {"flower/local/project.py", "flower/local/federation.py"}
+    others |= {"flower/local/project.py", "flower/local/federation.py", "flower/node.py"}
     writers = users_of("write_text", "write_bytes", "save_file", "to_bytes")
     allowed = {"runs/directory.py", "runs/records.py", "device/state.py", "system/atomic_files.py"}
     allowed |= {"data/dataset.py"}

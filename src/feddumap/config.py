@@ -219,14 +219,22 @@ class RunConfig(Section):
     )
     timeout: Positive = Field(600.0, description="flower, ray: timeout of a device's answer in seconds")
     least_share: Share = Field(
-        0.5, description="flower, ray: share of a round's devices that must answer; with fewer it is repeated"
+        0.5,
+        description="flower, ray: share of the devices that must be there at the start, and of a round's "
+        "devices that must answer; with fewer they are asked again",
+    )
+    most_samples: Count = Field(
+        100_000, description="flower, ray: samples that a device with data of its own may have at most"
     )
     secure: bool = Field(
         False, description="flower: secure aggregation (SecAgg+), for methods that need only the mean"
     )
 
 
-RUNTIME_KEYS = ("workers", "tensorboard", "wandb", "mlflow", "engine", "timeout", "least_share")
+RUNTIME_KEYS = (
+    *("workers", "tensorboard", "wandb", "mlflow"),
+    *("engine", "timeout", "least_share", "most_samples"),
+)
 """The keys of [run] that affect execution but not results: resuming may change them."""
 
 

@@ -247,12 +247,17 @@ def test_after_three_tries_the_round_ends_with_a_sentence(run: api.Run, tmp_path
     assert grid.node(0).kinds.count("train") == 3
 
 
-def test_a_survey_needs_every_answer(run: api.Run, tmp_path: Path) -> None:
+def test_a_question_that_is_not_partial_needs_every_answer(run: api.Run, tmp_path: Path) -> None:
     grid = FakeGrid.of(DEVICES, state=str(tmp_path))
+    cohort = cohort_of(run, grid)
     del grid.nodes[1000 - 7 * 3]
-    sentence = r"3 of 4 devices replied as expected when asked 'census', 4 .* \(device 3: it has no node\)"
+    question = Question("census", {"labels": "none"}, light=True)
+    sentence = (
+        r"3 of 4 devices replied as expected when asked 'census', 4 .* "
+        r"\(device 3: it has no node: its node disconnected\)"
+    )
     with pytest.raises(FeddumapError, match=sentence):
-        cohort_of(run, grid)
+        cohort.survey(question, broadcast_of(run.state, run.config), range(DEVICES))
 
 
 def test_a_pruning_goes_on_without_a_devices_rate(home: Path, tmp_path: Path) -> None:
@@ -279,7 +284,7 @@ def test_a_device_without_a_node_is_missing_and_may_come_back(run: api.Run, tmp_
     message = broadcast_of(run.state, run.config)
     grid.node(2).connected = False
     found = list(cohort.train(message, [1, 2, 3]))
-    assert found[1] == MissingUpload(2, "it has no node")
+    assert found[1] == MissingUpload(2, "it has no node: its node disconnected")
     grid.nodes[5] = FakeNode({"partition-id": 2, "state": str(tmp_path)})  # under another id
     assert [type(each) for each in cohort.train(message, [1, 2, 3])] == [Upload] * 3
     assert grid.nodes[5].kinds == ["query.hello", "train"]
@@ -315,7 +320,7 @@ def test_two_nodes_that_are_one_device(
     message = broadcast_of(run.state, run.config)
     grid.nodes[5] = FakeNode({"partition-id": 2, "state": str(tmp_path)})
     assert len(list(cohort.train(message, [1, 2]))) == 2
-    assert grid.nodes[5].kinds == ["query.hello"]
+    assert grid.nodes[5].kinds == ["query.hello", "query.refused"]
     assert (
         "node 5 is not used: it says it is device 2, which another node is already" in capsys.readouterr().err
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from feddumap import run as api
 from feddumap.config import load
@@ -127,6 +128,34 @@ def test_strangers_are_refused(four: Four, tmp_path: Path) -> None:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def test_a_stolen_number_is_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with the valid, registered key of device 1 says it is device 0, and is there first."""
+    folder = tmp_path / "two"
+    sets = [*QUICK, "method.name=fedavg", "train.rounds=3", "run.timeout=20"]
+    made = project.create(folder, 2, sets=sets)
+    dumps = tomli_w.dumps
+    with Supervisor(folder / "logs") as processes:
+        federation = Federation(made, processes)
+        federation.start_superlink()
+        federation.register(range(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(tomli_w, "dumps", lambda value: dumps({**value, "partition-id": 0}))
+            federation.start_nodes([1])
+        until(lambda: "SuperNode ID" in text_of(processes.log("node-1")), "the thief")
+        federation.start_nodes([0])
+        federation.start_apps(range(2))
+        federation.start_run()
+        until(lambda: "run" in processes.exited(), "the run's end")
+        server, thief = text_of(processes.log("run")), text_of(processes.log("node-1"))
+    sentence = "it says it is device 0, but its key is device 1's"
+    (line,) = [line for line in server.splitlines() if line.startswith("node ") and sentence in line]
+    assert line.endswith(f"is not used: {sentence}")
+    assert thief.count(f"device 0: the server does not use this node: {sentence}") == 1, thief
+    records = read_records(folder / "run")
+    assert [record["devices"] for record in records] == [[0]] * 3, server
+    assert all(sentence in record["lost"]["1"] for record in records)
 
 
 def test_a_killed_server_app_resumes(four: Four) -> None:

@@ -163,6 +163,27 @@ def test_up_survives_a_killed_device_stops_at_ctrl_c_and_resumes(prepared_home: 
 
 @needs_proc
 @pytest.mark.slow
+def test_up_with_two_of_four_devices(home: Path, tmp_path: Path) -> None:
+    """It says who is missing, and trains with those that are there."""
+    sets = [*QUICK, "method.name=fedavg", "train.rounds=2", "run.timeout=12", "run.least_share=0.5"]
+    made = project.create(tmp_path / "four", 4, sets=sets)
+    shown: list[str] = []
+    trained = up.up(made, 2, show=lambda awaited, records: shown.append(awaited))
+    assert pids(made.path) == []
+    assert trained.summary["rounds"] == 2
+    never = "it has no node: it never connected"
+    waiting = f"waiting for 2 of the devices (device 2, 3: {never})"
+    assert waiting in shown
+    log = (made.path / "logs" / "run.log").read_text()
+    assert log.count(waiting) == 1
+    assert f"training with 2 of 4 devices (device 2, 3: {never})" in log
+    for record in read_records(made.run):
+        assert record["devices"] == [0, 1]
+        assert record["lost"] == {"2": never, "3": never}
+
+
+@needs_proc
+@pytest.mark.slow
 def test_up_works_with_flowers_own_commands(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +232,17 @@ def test_up_starts_nothing_for_a_finished_run(
     result = CliRunner().invoke(app, ["flower", "up", str(made.path)])
     assert result.exit_code == 0, result.output
     assert f"is finished ({rounds} rounds)" in " ".join(result.output.split())
+
+
+def test_whom_the_server_waits_for_is_the_last_thing_it_said(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    assert programs.awaited(log) == ""
+    log.write_bytes(
+        b"x" * 10**5 + b"\n\x1b[92mINFO\x1b[0m: started\nwaiting for 1 of the devices (2: late)\n\n"
+    )
+    assert programs.awaited(log) == "waiting for 1 of the devices (2: late)"
+    log.write_text("waiting for 1 of the devices (2: late)\nround 1 of 8\n")
+    assert programs.awaited(log) == ""
 
 
 def test_up_fails_with_the_server_but_not_with_a_device(tmp_path: Path) -> None:

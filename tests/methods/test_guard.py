@@ -162,7 +162,7 @@ def test_wrong_slots_are_refused_before_anything_is_written(home: Path, tmp_path
 
 def test_reserved_names_are_those_of_a_record() -> None:
     own = {field.name for field in fields(Record)} - {"metrics"}
-    assert own | {"validation", "dropped", "rejected", "lost"} == RESERVED
+    assert own | {"validation", "dropped", "rejected", "lost", "dominant"} == RESERVED
 
 
 def not_finite() -> Algorithm:

@@ -250,6 +250,18 @@ def test_names_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
     ElementTree.fromstring(svg)
 
 
+def test_devices_that_were_lost_or_refused(runs: Path, tmp_path: Path, text: str) -> None:
+    assert "Missing devices" not in text
+    shutil.copytree(runs / "fedavg-1", tmp_path / "run")
+    records = read_records(tmp_path / "run")
+    records[0]["lost"] = {"3": "it has no node: it never connected"}
+    records[1]["lost"] = {"3": "its node is not used: it says it is <b>device 1</b>"}
+    write_records(tmp_path / "run", records)
+    found = page_of(find_runs([tmp_path]))
+    reason = "its node is not used: it says it is &lt;b&gt;device 1&lt;/b&gt;"
+    assert f"<li>device 3, 2 rounds, last in round 1: {reason}</li>" in found
+
+
 def test_a_run_that_is_still_going(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fedavg-1", tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()

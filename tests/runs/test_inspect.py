@@ -64,6 +64,17 @@ def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[st
     assert "within 8 s" not in printed
 
 
+def test_a_device_that_decided_rounds_is_named(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert describe(run_path)["dominant"] == []
+    records = read_records(run_path)
+    records[2]["dominant"] = {"device": 5, "share": 0.98}
+    (run_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    show(describe(run_path))
+    printed = capsys.readouterr().out
+    assert "over half of the weight" in printed
+    assert "in 1 round, last of device 5 (98.0 %)" in printed
+
+
 def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:
     run = api.start(small(train={"rounds": 40}), tmp_path / "run")
     with pytest.raises(FeddumapError, match="has no finished round yet"):

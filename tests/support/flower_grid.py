@@ -9,6 +9,7 @@ from typing import cast
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -23,12 +24,15 @@ Mischief = Callable[[Message, RecordDict], RecordDict | Error | None]
 
 @dataclass
 class FakeNode:
-    """A node and what is wrong with it. A node that is not `connected` is not on the grid's list."""
+    """A node and what is wrong with it. A node that is not `connected` is not on the grid's list. `key` is
+    its public key, and `since` when it connected."""
 
     config: dict[str, bool | float | int | str]
     mischief: Mischief = lambda message, content: content
     connected: bool = True
     kinds: list[str] = field(default_factory=list)
+    key: bytes = b""
+    since: str = ""
 
 
 class FakeGrid(Grid):
@@ -64,6 +68,16 @@ class FakeGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return [number for number, node in self.nodes.items() if node.connected]
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [
+            NodeInfo(
+                node_id=number,
+                public_key=self.nodes[number].key,
+                last_activated_at=self.nodes[number].since,
+            )
+            for number in self.get_node_ids()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []

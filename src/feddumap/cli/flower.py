@@ -90,7 +90,8 @@ def up(
                     done = len(records)
                     if not done or done not in said:  # the time left is updated once a round
                         said[done] = _status(awaited, records, rounds, pace)
-                    progress(done, said[done])
+                    status = f"{said[done]} · {awaited}" if done and awaited else said[done]
+                    progress(done, status)
 
                 trained = federation.up(found, count, timeout, console.say, show, shared_machine)
         except KeyboardInterrupt as stop:

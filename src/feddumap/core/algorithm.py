@@ -18,7 +18,7 @@ The whole life of a method, on a model of one number (`w`) and devices that each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -53,10 +53,19 @@ Metrics = dict[str, Any]
 
 @dataclass(frozen=True)
 class Census:
-    """What the devices said before the first round: samples of each, and labels [N, C] where asked."""
+    """What the devices have said of their data: samples of each, and labels [N, C] where asked.
+
+    `missing` are the devices that have not answered yet, and why. They do not take part until they have; one
+    that never answered counts with no samples. In a simulation there are none.
+    """
 
     samples: np.ndarray
     labels: np.ndarray | None = None
+    missing: Mapping[int, str] = field(default_factory=dict)
+
+    def present(self, devices: Sequence[int]) -> list[int]:
+        """Those of the devices that have answered."""
+        return [device for device in devices if device not in self.missing]
 
 
 Progress = Callable[[str, int, int], None]
@@ -65,7 +74,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Context:
-    """What stays the same over a run and every server-side step may see. Test data is not in it.
+    """What every server-side step may see. Test data is not in it. Over a run it stays the same, except for
+    the census, which devices may join.
 
     `validation` are images that the server keeps from all training.
     """

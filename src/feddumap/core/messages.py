@@ -231,19 +231,21 @@ class Question:
     """What the server asks devices without training; `settings` must be JSON.
 
     A `light` question is answered at once and without the weights, so that many devices may share a message
-    and none of them need be sent. With a `partial` one the server can do without the answers of some devices.
+    and none of them need be sent. With a `partial` one the server can do without the answers of some devices,
+    with an `optional` one without any: then nobody is waited for.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     light: bool = False
     partial: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A device's answer: numbers in `values` (JSON), arrays in `tensors`. To a `partial` question there may
-    be none; then `lost` says why."""
+    """A device's answer: numbers in `values` (JSON), arrays in `tensors`. To a `partial` or `optional`
+    question there may be none; then `lost` says why."""
 
     device: int
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -101,6 +101,8 @@ def _census_fault(question: Question, broadcast: Broadcast, values: Mapping[str,
             return f"tells counts that do not add up to its {samples} samples"
         if key == "gradient" and (min(numbers) < -1 or max(numbers) > 1 / classes + 1e-9):
             return "tells a gradient that no labels have"
+        if key == "gradient" and abs(sum(numbers)) > 1e-6:
+            return "tells a gradient whose parts do not add up to 0"
     return None
 
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from feddumap.config import Config
 from feddumap.core.algorithm import (
     Algorithm,
@@ -35,7 +33,7 @@ from feddumap.core.record import Record
 from feddumap.core.rng import layer_noise
 from feddumap.core.screening import PREFIX, separate_tensors
 from feddumap.core.tensors import all_finite, same_form
-from feddumap.device.surveys import label_counts
+from feddumap.engine.census import begin_census, join_census
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.models.frozen import frozen_bytes
@@ -56,22 +54,16 @@ def broadcast_of(state: ServerState, config: Config) -> Broadcast:
     return Broadcast(state.round, state.architecture, state.weights, lr, mask=state.mask)
 
 
-def take_census(cohort: Cohort, state: ServerState, config: Config, labels: Labels) -> Census:
-    """Ask every device for its number of samples and, if the method needs them, its label counts."""
-    question = Question("census", {"labels": labels}, light=True)
-    answers = list(cohort.survey(question, broadcast_of(state, config), range(config.data.devices)))
-    samples = np.array([int(answer.values["samples"]) for answer in answers], dtype=np.int64)
-    if labels == "none":
-        return Census(samples)
-    counts = np.array([label_counts(answer.values) for answer in answers], dtype=np.float64)
-    classes = state.architecture.classes
-    valid = (np.isfinite(counts) & (counts >= 0)).all(axis=1) & (counts.shape[1] == classes)
-    if not valid.all():
-        device = answers[int(valid.argmin())].device
-        raise FeddumapError(
-            f"device {device} sent invalid label counts: expected {classes} non-negative numbers"
-        )
-    return Census(samples, counts)
+def take_census(
+    cohort: Cohort,
+    state: ServerState,
+    config: Config,
+    labels: Labels,
+    whole: bool = False,
+    earlier: Census | None = None,
+) -> Census:
+    """Ask the devices for their number of samples and, if the method needs them, their label counts."""
+    return begin_census(cohort, broadcast_of(state, config), config.data.devices, labels, whole, earlier)
 
 
 def rounds(
@@ -80,8 +72,10 @@ def rounds(
     context: Context,
     cohort: Cohort,
     evaluate: Evaluate,
+    remember: Callable[[Census], None] = lambda _: None,
 ) -> Iterator[tuple[ServerState, Record]]:
-    """Train from `state` to the configured number of rounds; yields the state and record of each round."""
+    """Train from `state` to the configured number of rounds; yields the state and record of each round.
+    `remember` is called with the census when devices have joined it."""
     config = context.config
     shared = min(algorithm.shared, len(context.server))  # samples the server sends each device, once
     everyone = range(config.data.devices)
@@ -89,18 +83,30 @@ def rounds(
     last = algorithm.rounds(config)
     sent_once = state.architecture.frozen if state.round else ""  # the frozen tensors that devices have
     while state.round < last:
+        # 0. devices that were absent may have joined
+        chosen = algorithm.choose(config, state.round)
+        if context.census.missing:
+            census = join_census(
+                context.census, cohort, broadcast_of(state, config), algorithm.labels, chosen
+            )
+            if len(census.missing) < len(context.census.missing):
+                remember(census)
+            context = replace(context, census=census)
+
         # 1. reshape: the model changes shape in some rounds
         metered = MeteredCohort(cohort)
         state, shape_metrics = algorithm.reshape(state, context, metered)
 
         # 2. select: devices that would miss the deadline are dropped
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
-        chosen = algorithm.choose(config, state.round)
-        timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, shared))
+        present = context.census.present(chosen)
+        timing = context.clock.round(present, _work(algorithm, message, context, present, shared))
         if not timing.finished:
-            require_finisher(context.clock, everyone, _work(algorithm, message, context, everyone, shared))
+            there = context.census.present(everyone)
+            require_finisher(context.clock, there, _work(algorithm, message, context, there, shared))
 
         # 3. train: uploads are checked as they arrive
+        absent = {str(k): why for k, why in context.census.missing.items() if k in chosen}
         upload_filter = UploadFilter(message, timing, context.progress)
         kept, steps = separate_tensors(state.steps)
         counted: list[Receipt] = []
@@ -146,7 +152,7 @@ def rounds(
                 samples=sum(receipt.samples for receipt in upload_filter.receipts.values()),
                 parameters=active_parameters(state),
                 macs=macs(state.architecture),
-                bytes_down=message.nbytes * len(chosen)
+                bytes_down=message.nbytes * len(present)
                 + metered.down
                 + constants * len(everyone)
                 + (0 if number else shared_bytes),
@@ -157,7 +163,7 @@ def rounds(
                     **metrics,
                     **validation,
                     **({"device_accuracy": by_device} if by_device else {}),
-                    **upload_filter.metrics(metered.lost),
+                    **upload_filter.metrics({**absent, **metered.lost}),
                 },
             ),
         )
@@ -246,7 +252,17 @@ class UploadFilter:
         """The devices left out of this round or of its survey, for the record; empty if there are none."""
         dropped, lost = list(self._timing.dropped), {**unanswered, **self._lost}
         left_out: Metrics = {"dropped": dropped, "rejected": self._rejected, "lost": lost}
-        return {name: devices for name, devices in left_out.items() if devices}
+        found = {name: devices for name, devices in left_out.items() if devices}
+        return {**found, **self._dominant()}
+
+    def _dominant(self) -> Metrics:
+        """The device whose samples are more than half of those of three or more devices: what it claims to
+        have decides the round."""
+        if len(self.receipts) < 3:
+            return {}
+        largest = max(self.receipts.values(), key=lambda receipt: receipt.samples)
+        share = largest.samples / sum(receipt.samples for receipt in self.receipts.values())
+        return {"dominant": {"device": largest.device, "share": share}} if share > 0.5 else {}
 
 
 def _extra_matches_weights(upload: Upload) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from feddumap.config import Config
 from feddumap.core import clock
-from feddumap.core.algorithm import Cohort, Context, Progress
+from feddumap.core.algorithm import Census, Cohort, Context, Progress
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.core.object_names import is_object, stored_name
 from feddumap.core.record import Record
@@ -24,6 +24,7 @@ from feddumap.data.partition import Split
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore, StateStore
+from feddumap.engine import census as censuses
 from feddumap.engine import objects
 from feddumap.engine.callbacks import Callback
 from feddumap.engine.forkserver import ForkServer, ForkServerDiedError
@@ -143,7 +144,9 @@ class Session:
                 context = self._context(engine, progress)
             for sentence in self._algorithm.idle(context):
                 self._say(sentence)
-            steps = rounds(self.state, self._algorithm, context, engine, engine.evaluate)
+            steps = rounds(
+                self.state, self._algorithm, context, engine, engine.evaluate, self._remember_census
+            )
             while not self._ended():
                 with deterministic():  # not around the yield: callers keep their settings
                     step = next(steps, None)
@@ -222,10 +225,33 @@ class Session:
     def _context(self, engine: Engine, progress: Progress = ignore) -> Context:
         data = self.dataset
         server = Samples.take(data.train_inputs, data.train_labels, self.split.server)
-        census = take_census(engine, self.state, self.config, self._algorithm.labels)
+        census = take_census(
+            engine,
+            self.state,
+            self.config,
+            self._algorithm.labels,
+            whole=self._algorithm.one_shot,  # nobody could join later
+            earlier=self._earlier_census(),
+        )
+        self._remember_census(census)
         held_out = self._validation()
         validation = Samples.take(data.train_inputs, data.train_labels, held_out) if len(held_out) else None
         return Context(self.config, server, census, self._clock, progress, validation)
+
+    def _earlier_census(self) -> Census | None:
+        """What devices told before the run was interrupted, for those that are not there yet."""
+        value = self.directory.census() if self.directory is not None else None
+        sizes = self.config.data.devices, self.state.architecture.classes
+        try:
+            return censuses.from_json(value, *sizes) if value is not None else None
+        except ValueError as error:
+            self._say(f"the census in {self.out} cannot be used: {error}; devices are asked again")
+            return None
+
+    def _remember_census(self, census: Census) -> None:
+        """Devices may be missing when a run over a network is resumed, but never in a simulation."""
+        if self.directory is not None and self.config.run.engine != "local":
+            self.directory.keep_census(censuses.to_json(census))
 
     def _validation(self) -> np.ndarray:
         data, config = self.dataset, self.config

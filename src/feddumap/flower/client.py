@@ -14,10 +14,10 @@ from feddumap.core.messages import Broadcast, Upload
 from feddumap.device.executor import Executor
 from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
-from feddumap.flower import handshake, replies, requests
-from feddumap.flower.codec import Refused
+from feddumap.flower import fields, handshake, replies, requests
+from feddumap.flower.codec import Refused, RefusedError
 from feddumap.flower.handshake import Hello
-from feddumap.flower.node import Node, holdings_of, keep_frozen, save_shared
+from feddumap.flower.node import Node, forget_refusal, holdings_of, keep_frozen, log_refusal, save_shared
 from feddumap.flower.requests import Request
 from feddumap.methods import compose
 from feddumap.system.determinism import deterministic
@@ -39,18 +39,22 @@ def client_app(state: Path | None = None, modules: bool = False) -> ClientApp:
     """
     app = ClientApp()
     app.query("hello")(partial(_handle, hello, state, modules))
+    app.query("refused")(partial(_handle, refused, state, modules))
     app.query()(partial(_handle, survey, state, modules))
     app.train()(partial(_handle, train, state, modules))
     return app
 
 
 def _handle(work: Work, state: Path | None, modules: bool, message: Message, context: Context) -> Message:
-    """Handle a message. An error becomes a reply with its reason."""
+    """Handle a message. An error becomes a reply with its reason, and a line in the node's log."""
     if SECURE in message.content:
         return _secure(partial(Node.read, context.node_config, state, modules), message, context)
+    node = None
     try:
-        content = work(message.content, Node.read(context.node_config, state, modules))
+        node = Node.read(context.node_config, state, modules)
+        content = work(message.content, node)
     except FeddumapError as error:
+        log_refusal(node, _token(message.content), f"refused a request of the server: {error}")
         content = replies.pack_refusal(str(error))
     return Message(content, reply_to=message)
 
@@ -63,6 +67,13 @@ def _secure(node: Callable[[], Node], message: Message, context: Context) -> Mes
         return secagg.masked_reply(message, context, partial(_trained, node=node()))
     except FeddumapError as error:
         return Message(Error(APP_FAILED, str(error)), reply_to=message)
+
+
+def refused(content: RecordDict, node: Node) -> RecordDict:
+    """The server does not use this node."""
+    token, reason = _valid(handshake.read_refused(content))
+    log_refusal(node, token, f"the server does not use this node: {reason}")
+    return RecordDict()
 
 
 def hello(content: RecordDict, node: Node) -> RecordDict:
@@ -93,6 +104,7 @@ def _trained(content: RecordDict, node: Node) -> tuple[Upload, Broadcast, Reques
         store.keep(node.device, request.round, kept)
         # the server may go back as far as the older one of its two checkpoints
         store.tidy(request.round - 2 * request.config.run.checkpoint_every)
+    forget_refusal(node, request.token)
     return upload, broadcast, request
 
 
@@ -117,6 +129,15 @@ def _read(content: RecordDict, node: Node) -> tuple[Request, Broadcast]:
         frozen = _valid(requests.read_frozen(content, request.architecture))
         keep_frozen(node, request.token, request.architecture, frozen)
     return request, _valid(requests.read_broadcast(content, request))
+
+
+def _token(content: RecordDict) -> str | None:
+    """The token of the run that a message belongs to, if it has one."""
+    key = "order" if "order" in content else "who"
+    try:
+        return fields.token(fields.record_of(content, key))
+    except RefusedError:
+        return None
 
 
 def _valid(value: T | Refused) -> T:

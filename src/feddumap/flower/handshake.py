@@ -38,6 +38,18 @@ def pack_hello(hello: Hello) -> RecordDict:
     return RecordDict({"hello": record})
 
 
+def pack_refused(token: str, reason: str) -> RecordDict:
+    """Tells a node why the server of a run does not use it."""
+    return RecordDict({"who": ConfigRecord({"token": token, "reason": reason})})
+
+
+@reader
+def read_refused(content: RecordDict) -> tuple[str, str]:
+    """The token of the run, and the reason."""
+    record = fields.record_of(content, "who")
+    return fields.token(record), " ".join(fields.text(record, "reason").split())[:500]
+
+
 @reader
 def read_hello(content: RecordDict, devices: int) -> Hello:
     """A node's reply, in a federation of this many devices."""

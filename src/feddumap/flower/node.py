@@ -24,11 +24,13 @@ from feddumap.errors import FeddumapError
 from feddumap.flower.requests import Request
 from feddumap.models.factories import LIBRARIES
 from feddumap.models.frozen import is_known, with_constants
+from feddumap.system.atomic_files import write_text
 from feddumap.training.samples import Samples
 
 LOGGER = logging.getLogger("flwr")  # Flower's own
 SHARED = "gift.safetensors"
 FROZEN = "frozen-{}.safetensors"
+REFUSAL = "refusal.txt"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,27 @@ class Node:
                 )
         if family != config.model.name:
             raise FeddumapError(f"the architecture is a {family!r}, not model.name = {config.model.name!r}")
+
+
+def log_refusal(node: Node | None, token: str | None, reason: str) -> None:
+    """Log why this device refuses a request, or is refused; not again if it is what was last logged for the
+    run. Every message is handled by another process, so that is in a file."""
+    said = "".join(each if each.isprintable() else "?" for each in " ".join(reason.split()))
+    path = node.folder(token) / REFUSAL if node is not None and token is not None else None
+    if path is not None:
+        try:
+            if path.exists() and path.read_bytes() == said.encode():
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, said)
+        except OSError as error:  # then it is logged every time
+            LOGGER.warning("feddumap: cannot write %s: %s", path, error.strerror)
+    LOGGER.warning("feddumap, %s: %s", f"device {node.device}" if node is not None else "this node", said)
+
+
+def forget_refusal(node: Node, token: str) -> None:
+    """Note that the device does what it is asked to."""
+    (node.folder(token) / REFUSAL).unlink(missing_ok=True)
 
 
 def save_shared(node: Node, token: str, shared: Samples) -> None:

@@ -12,6 +12,7 @@ from feddumap.device.holdings import SplitHoldings
 from feddumap.errors import FeddumapError
 from feddumap.flower import requests, secagg
 from feddumap.flower.cohort import TRIES, FlowerCohort
+from feddumap.flower.device_keys import DeviceKeys
 from feddumap.methods.secure import FEWEST
 
 
@@ -29,8 +30,9 @@ class SecureCohort(FlowerCohort):
         shared: int,
         say: Callable[[str], None] = lambda _: None,
         close: Callable[[], None] = lambda: None,
+        keys: DeviceKeys | None = None,
     ) -> None:
-        super().__init__(grid, config, token, holdings, shared, say, close)
+        super().__init__(grid, config, token, holdings, shared, say, close, keys)
         self._grid = grid
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx
@@ -19,26 +21,43 @@ MARGIN = 60.0  # seconds that a message stays valid after the time limit of its 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Connection:
+    """What Flower knows of a connected node: its public key (PEM), whose private key it has proved to hold,
+    and when it connected."""
+
+    key: bytes = b""
+    since: str = ""
+
+
 class Transport:
     """Sends messages to nodes and collects their replies."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def nodes(self) -> set[int]:
+    def nodes(self) -> dict[int, Connection]:
         """The connected nodes."""
-        return set(self._grid.get_node_ids())
+        return {
+            node.node_id: Connection(node.public_key, node.last_activated_at)
+            for node in self._grid.get_nodes()
+        }
 
     def send(self, content: RecordDict, node: int, kind: str, seconds: float) -> str | None:
         """Send a message; returns its id, or None if Flower did not accept it. Messages are sent one at a
         time, so a rejected one does not affect the others.
+
+        A reply is accepted for the id of its message. Flower makes the id from the message's content, and
+        does not compare a reply's sender with the node that delivers it; the random group id makes the ids of
+        messages to other nodes unpredictable.
 
         A message whose sending fails is sent anew: a SuperLink that is restarted meanwhile does not know the
         parts of it that were sent before.
         """
         for attempt in range(SEND_TRIES):
             try:
-                ids = list(self._grid.push_messages([Message(content, node, kind, ttl=seconds + MARGIN)]))
+                message = Message(content, node, kind, ttl=seconds + MARGIN, group_id=secrets.token_hex(16))
+                ids = list(self._grid.push_messages([message]))
             except (httpx.HTTPError, OSError):  # the SuperLink itself is unreachable
                 raise
             except Exception:  # Flower's own error, which is not public

@@ -104,7 +104,7 @@ def ask_ranks(
             state.architecture, state.weights, kernels, layers, context.server,
             lambda done, total: context.progress("feature ranks", done, total),
         )  # fmt: skip
-    device = select(context.config, state.round)[0]
+    device = context.census.present(select(context.config, state.round))[0]
     question = Question("ranks", {"layers": [layer.leader for layer in layers]})
     message = Broadcast(state.round, state.architecture, state.weights, 0.0, mask=state.mask)
     (answer,) = cohort.survey(question, message, [device])

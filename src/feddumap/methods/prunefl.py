@@ -112,7 +112,7 @@ def first_pruning(rounds: int) -> Reshape:
         costs = round_costs(state, context)
         settings = {"fixed": costs.fixed, "weight": dict(costs.weight), "rounds": rounds}
         message = Broadcast(state.round, state.architecture, state.weights, 0.0)
-        device = select(context.config, state.round)[0]
+        device = context.census.present(select(context.config, state.round))[0]
         context.progress("first pruning", 0, 1)
         (answer,) = cohort.survey(Question("first-mask", settings), message, [device])
         mask, dense = unpacked(answer, state.weights, costs.weight)
@@ -148,7 +148,7 @@ def adjustment() -> Reshape:
 
 def round_costs(state: ServerState, context: Context) -> Costs:
     """The duration of a round of the devices selected next, by the run's clock."""
-    devices = select(context.config, state.round)
+    devices = context.census.present(select(context.config, state.round))
     samples = context.census.samples[devices] * context.config.train.epochs
     return weight_costs(state.architecture, context.clock, devices, samples)
 

@@ -9,6 +9,7 @@ records.jsonl        one line per round
 checkpoint-*.json    the server state, with its tensors in the .safetensors file of the same name
 devices/             the state of devices between rounds, for methods with stateful devices
 token                with Flower: identifies the run on devices
+census.json          with Flower: what devices told of their data
 nodes/               in Flower's simulation: the state of its nodes
 summary.json         written when the run finishes
 """
@@ -158,6 +159,18 @@ class RunDirectory:
         if not path.exists():
             write_text(path, secrets.token_hex(16) + "\n")
         return path.read_text(encoding="utf-8").strip()
+
+    def census(self) -> Any:
+        """What devices told of their data, if it is stored and is JSON."""
+        try:
+            return json.loads((self.path / "census.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            return {"damaged": str(error)}
+
+    def keep_census(self, value: Mapping[str, Any]) -> None:
+        write_text(self.path / "census.json", json.dumps(value) + "\n")
 
     def split(self, images: int) -> Split:
         arrays, self._split = integrity.read_split(self.path)

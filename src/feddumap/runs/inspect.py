@@ -10,7 +10,7 @@ from feddumap.errors import FeddumapError
 from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import accuracies, device_accuracy, evaluated, finished
 from feddumap.system import console
-from feddumap.system.console import byte_size, duration, percent
+from feddumap.system.console import byte_size, duration, percent, plural
 
 POINTS = 10
 
@@ -51,6 +51,9 @@ def describe(path: Path) -> dict[str, Any]:
         "left_out": {
             what: sum(len(record.get(what, [])) for record in records) for what in ("dropped", "rejected")
         },
+        "dominant": [
+            {"round": record["round"], **record["dominant"]} for record in records if "dominant" in record
+        ],
         "lost": [
             {"round": record["round"], "device": int(device), "reason": reason}
             for record in records
@@ -112,6 +115,10 @@ def show(value: dict[str, Any]) -> None:
     for what, count in value["left_out"].items():
         if count:
             rows.append((f"models {what}", str(count)))
+    if value["dominant"]:
+        last, times = value["dominant"][-1], plural(len(value["dominant"]), "round")
+        said = f"in {times}, last of device {last['device']} ({percent(last['share'])})"
+        rows.append(("over half of the weight", said))
     console.table(f"{value['run']}: {value['model']} on {value['data']}", ("", ""), rows)
     columns = list(value["curve"][-1]) if value["curve"] else []
     if columns:

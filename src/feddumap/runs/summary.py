@@ -107,3 +107,16 @@ def finished(path: Path) -> bool:
         return bool(configured == config.train.rounds)
     rounds = 1 if config.method.name == "fedkt" else config.train.rounds
     return is_complete(records, rounds, config.run.target)
+
+
+def missing_devices(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, str]]:
+    """Devices that were lost or refused: the device, the number of rounds, the last one and its reason.
+
+    >>> missing_devices([{"round": 0, "lost": {"3": "it left"}}, {"round": 2, "lost": {"3": "it is late"}}])
+    [(3, 2, 2, 'it is late')]
+    """
+    found: dict[int, tuple[int, int, str]] = {}
+    for record in records:
+        for device, reason in record.get("lost", {}).items():
+            found[int(device)] = (found.get(int(device), (0, 0, ""))[0] + 1, record["round"], reason)
+    return [(device, *found[device]) for device in sorted(found)]

@@ -32,6 +32,7 @@ from feddumap.system.children import Supervisor
 
 SERVER = ("superlink", "apps")
 SEPARATOR = "--"  # between the arguments of several SuperExecs, for `feddumap.flower.local.prefork`
+LOG = "--log"  # before the log of one of them
 START = 90.0  # seconds for the SuperLink to listen
 
 
@@ -124,6 +125,8 @@ class Federation:
             device += ["--parent-pid", self.processes.pids[f"node-{node}"]]
             arguments[f"node-{node}-apps"] = device
         if self.missing is None:
+            for node in nodes:  # a device's app writes to the log of its SuperNode
+                arguments[f"node-{node}-apps"] += [LOG, self.processes.log(f"node-{node}")]
             joined = [part for each in arguments.values() for part in (SEPARATOR, *each)][1:]
             self.start("apps", ["python", "-m", "feddumap.flower.local.prefork", *joined])
         else:

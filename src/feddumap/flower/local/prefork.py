@@ -3,7 +3,8 @@
 Flower starts a process for the server's app and for every message to a device, and importing torch takes
 longer than most rounds. Here apps are forks of one process that has imported everything, computes nothing and
 has one thread, so each fork is a clean start. The arguments are those of `flower-superexec`; with several
-sets of them, `--` between, the imports are done once for all.
+sets of them, `--` between, the imports are done once for all. `--log PATH` is the file that a set's output is
+appended to.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from feddumap.flower.internals import (
     run_superexec,
 )
 
-SEPARATOR = "--"
+SEPARATOR, LOG = "--", "--log"
 FORKED = (TaskType.CLIENT_APP, TaskType.SERVER_APP)
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     groups = _groups(sys.argv[1:])
     for number, arguments in enumerate(groups):
         if len(groups) == 1 or not os.fork():
-            sys.argv = [sys.argv[0], *arguments]
+            sys.argv = [sys.argv[0], *_redirected(arguments)]
             if len(groups) > 1 and "FLWR_HOME" in os.environ:
                 os.environ["FLWR_HOME"] = f"{os.environ['FLWR_HOME']}/{number}"
             serve(programs)
@@ -72,6 +73,18 @@ def _groups(arguments: list[str]) -> list[list[str]]:
         else:
             groups[-1].append(argument)
     return groups
+
+
+def _redirected(arguments: list[str]) -> list[str]:
+    """The arguments without --log, whose file becomes this process's output."""
+    if LOG not in arguments:
+        return arguments
+    place = arguments.index(LOG)
+    log = os.open(arguments[place + 1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+    return arguments[:place] + arguments[place + 2 :]
 
 
 class ForkExecutor(SubprocessExecutor):

@@ -15,6 +15,7 @@ from feddumap.errors import FeddumapError
 
 HOST = "127.0.0.1"
 DIRECT = {"NO_PROXY": f"{HOST},localhost", "no_proxy": f"{HOST},localhost"}
+TAIL = 1 << 14  # bytes at the end of a log
 INSTALL = "pip install 'feddumap[flower]'"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 EXIT_REASON = re.compile(r"Exit Code: \d+\n(.+?)\n\s*For more information", re.DOTALL)
@@ -69,6 +70,18 @@ def last_words(log: Path) -> str:
     reasons = EXIT_REASON.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(reasons[-1].split()) if reasons else lines[-1] if lines else "it printed nothing"
+
+
+def awaited(log: Path) -> str:
+    """Whom the server waits for, if that is the last thing it said in its log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL))
+            text = COLOUR.sub("", file.read().decode(errors="replace"))
+    except OSError:  # there is no log yet
+        return ""
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    return last if last.startswith(("waiting for ", "training with ")) else ""
 
 
 def _search_path() -> str:

@@ -46,6 +46,11 @@ class Project:
         return self.path / "run"
 
     @property
+    def devices(self) -> Path:
+        """The table of the devices' public keys."""
+        return self.path / "devices.toml"
+
+    @property
     def home(self) -> Path:
         """The folder of Flower's own files, instead of ~/.flwr."""
         return self.path / ".flower"
@@ -91,7 +96,8 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
 
 def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str] = ()) -> Project:
     """Create a folder with everything in it, or none at all; an existing folder is an error."""
-    from feddumap.flower.local import certificates  # needs a package that comes with Flower
+    from feddumap.flower import device_keys  # both need a package that comes with Flower
+    from feddumap.flower.local import certificates
 
     if path.exists() or path.is_symlink():
         raise FeddumapError(f"{path} exists already: give the name of a folder that does not exist yet")
@@ -102,6 +108,8 @@ def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str
     try:
         _fill(draft, final, config, nodes, hosts)
         certificates.make_all(draft / "keys", nodes, hosts)
+        lines = [(draft / "keys" / f"node-{node}.pub").read_text(encoding="utf-8") for node in range(nodes)]
+        write_text(Project(draft).devices, device_keys.to_toml(lines))
         token = (draft / "keys" / certificates.TOKEN).read_text(encoding="ascii")
         connect(draft / ".flower", f"127.0.0.1:{PORT}", final / "keys" / "ca.crt", token)
         draft.rename(final)  # only its owner may read it, as mkdtemp made it
@@ -136,9 +144,11 @@ def connect(home: Path, address: str, certificate: Path, token: str) -> None:
 
 
 def settings(project: Project) -> dict[str, Any]:
-    """The run configuration of the server's app: the configuration file, settings on top of it, and the run
-    directory. `flwr run --run-config` may change these keys and no others."""
-    return {"config": str(project.path / "config.toml"), "sets": "", "out": str(project.run)}
+    """The run configuration of the server's app: the configuration file, settings on top of it, the run
+    directory, and the table of the devices' keys, which folders of older versions lack. `flwr run
+    --run-config` may change these keys and no others."""
+    value = {"config": str(project.path / "config.toml"), "sets": "", "out": str(project.run)}
+    return value | ({"devices": str(project.devices)} if project.devices.exists() else {})
 
 
 def _fill(draft: Path, final: Path, config: Config, nodes: int, hosts: Sequence[str]) -> None:
@@ -147,7 +157,7 @@ def _fill(draft: Path, final: Path, config: Config, nodes: int, hosts: Sequence[
         "publisher": "feddumap",
         "fab-include": ["federation/*.py"],
         "components": {"serverapp": "federation.server:app", "clientapp": "federation.client:app"},
-        "config": settings(Project(final)),
+        "config": {**settings(Project(final)), "devices": str(Project(final).devices)},
     }
     pyproject = {
         "project": {

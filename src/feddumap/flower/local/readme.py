@@ -19,6 +19,7 @@ where it stopped. The run is in `run/`, a log of every process in `logs/`.
 | `keys/ca.crt` | the certificate that devices verify the server with; its authority's key was not kept |
 | `keys/server.crt`, `keys/server.key` | the server's certificate and key |
 | `keys/node-0`, `keys/node-0.pub` … | every device's key pair |
+| `devices.toml` | which public key is which device; a node with another key is refused |
 | `keys/superexec.secret` | the secret that the server's two processes share |
 | `keys/control.token` | the token that the SuperLink requires of `flwr`, which has it in `.flower` |
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.federation import SERVER, Federation
+from feddumap.flower.local.programs import awaited
 from feddumap.flower.local.project import Project
 from feddumap.runs.reader import read_records
 from feddumap.system.children import Supervisor
@@ -73,7 +74,8 @@ def up(
         while "run" not in (exited := processes.exited(0.5)):
             records = read_records(project.run)
             _check(federation, exited, lost, bool(records), say)
-            show("waiting for the first round", records)
+            waiting = "" if records else "waiting for the first round"
+            show(awaited(processes.log("run")) or waiting, records)
             if until is not None and time.monotonic() > until:
                 raise FeddumapError(
                     f"stopped after {timeout:g} seconds and {len(records)} rounds, as --timeout says: "

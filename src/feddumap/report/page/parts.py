@@ -11,9 +11,11 @@ from feddumap.report.lines import INK, Line, Style
 from feddumap.report.prunings import SeriesPruning
 from feddumap.report.series import RecordedRun, Series
 from feddumap.report.tables import Document, Table, TableCell
+from feddumap.runs.summary import missing_devices
 from feddumap.system.console import plural
 
 STROKES = {"solid": "", "dash": "6 3", "dot": "1.5 2.5", "dashdot": "6 2.5 1.5 2.5", "longdash": "10 3"}
+MAX_MISSING = 50  # devices listed by name
 MAX_OPEN = 12  # with more series, only the first table is open
 SHAPES = {
     "circle": "M14 6a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z",
@@ -196,7 +198,20 @@ def _run(label: str, run: RecordedRun, style: Style) -> str:
     return (
         f"<details><summary>{swatch(style)}<span>{escape(label)} · seed {run.seed} · {state}</span></summary>"
         f"<dl><dt>Directory</dt><dd><code>{escape(str(run.path))}</code></dd>{made}"
-        f"<dt>To repeat it</dt><dd><code>{escape(repeat)}</code></dd></dl>"
+        f"<dt>To repeat it</dt><dd><code>{escape(repeat)}</code></dd>{_missing(run)}</dl>"
         f'<pre tabindex="0" aria-label="Configuration of {escape(label)}, seed {run.seed}">'
         f"{escape(config)}</pre></details>"
     )
+
+
+def _missing(run: RecordedRun) -> str:
+    """The devices that were lost or refused, and why."""
+    found = missing_devices(run.records)
+    if not found:
+        return ""
+    items = "".join(
+        f"<li>device {device}, {plural(rounds, 'round')}, last in round {last}: {escape(reason)}</li>"
+        for device, rounds, last, reason in found[:MAX_MISSING]
+    )
+    more = f"<li>and {len(found) - MAX_MISSING} more</li>" if len(found) > MAX_MISSING else ""
+    return f"<dt>Missing devices</dt><dd><ul>{items}{more}</ul></dd>"
