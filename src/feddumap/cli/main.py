@@ -16,7 +16,7 @@ from feddumap.cli.grid import grid
 from feddumap.cli.paper import paper
 from feddumap.cli.report import report
 from feddumap.cli.train import TrainCommand, resume, train
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, printable
 
 app = typer.Typer(
     help="Federated learning with shareable server data: simulate, compare, resume.",
@@ -56,5 +56,5 @@ def main() -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"feddumap: {' '.join(message.split())}", file=sys.stderr)
+    print(f"feddumap: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from feddumap.core.messages import CIFAR_INPUT, InputSpec
 from feddumap.errors import FeddumapError
 from feddumap.system.atomic_files import write_text
+from feddumap.system.json_text import parse_json
 
 Inputs = npt.NDArray[Any]
 Labels = npt.NDArray[np.int64]
@@ -194,7 +195,7 @@ def find_problem(contents: Contents) -> str | None:
 def _read_verified(folder: Path) -> dict[str, list[int]]:
     """Size, modification time and inode of each file when it was last verified."""
     try:
-        value = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
+        value = parse_json((folder / VERIFIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # verified again
     return value if isinstance(value, dict) else {}

@@ -14,7 +14,12 @@ from safetensors.torch import load as load_tensors
 from feddumap.config import Config, read_toml
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.errors import FeddumapError
-from feddumap.models.frozen import is_known, with_constants
+from feddumap.models.frozen import constants_of, is_known, with_constants
+from feddumap.runs.stored_forms import architecture_problem, checkpoint_problem, record_problem
+from feddumap.system.json_text import parse_json
+
+CHECKPOINT_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+"""What reading a damaged checkpoint raises."""
 
 GROUPS = ("weights", "mask", "steps")
 """The groups of tensors in a checkpoint."""
@@ -33,10 +38,12 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; a damaged one is an error that names the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
         expected = value.pop("sha256")
         if expected != digest(value):
             raise ValueError("its checksum does not match")
+        if problem := checkpoint_problem(value):
+            raise ValueError(problem)
         data = path.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != value["tensors_sha256"]:
             raise ValueError("the checksum of its tensors does not match")
@@ -46,9 +53,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             groups[group][key] = tensor
         architecture = Architecture.from_json(value["architecture"])
         _read_frozen(path.parent, architecture)
+        if problem := architecture_problem(architecture, {**groups["weights"], **constants_of(architecture)}):
+            raise ValueError(problem)
         state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
         return Checkpoint(state, value["wall"], value["devices"])
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except CHECKPOINT_ERRORS as error:
         raise FeddumapError(f"checkpoint {path.name} is damaged: {error}") from None
 
 
@@ -82,7 +91,8 @@ def read_config(path: Path) -> Config:
 def legacy_stack_size(path: Path) -> int:
     """`train.stack` of a run of version 0.1: how many devices were trained together. It has no effect now."""
     train = read_toml(path / "config.toml", "configuration").get("train", {})
-    return int(train.get("stack", 1)) if isinstance(train, dict) else 1
+    stack = train.get("stack", 1) if isinstance(train, dict) else 1
+    return stack if type(stack) is int else 1
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -93,10 +103,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
-            record = json.loads(line) if line.endswith("\n") else None
-        except json.JSONDecodeError:
+            record = parse_json(line) if line.endswith("\n") else None
+        except ValueError:
             record = None
-        if not isinstance(record, dict) or record.get("round") != len(records):
+        if record_problem(record, len(records)) is not None:
             break  # killed while writing; resuming truncates to the checkpoint
         records.append(record)
     return records

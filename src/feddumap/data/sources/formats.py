@@ -6,7 +6,6 @@ Each returns arrays; `feddumap.data.sources.cifar.verified` compares those of pu
 from __future__ import annotations
 
 import io
-import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from feddumap.data.dataset import Arrays, Contents, Inputs, Labels
 from feddumap.data.sources.cifar import PIXELS, PublishedDataset, concatenated, read_members
 from feddumap.errors import FeddumapError
 from feddumap.system.callbacks import Progress, ignore
+from feddumap.system.json_text import parse_json
 
 DIGITS_TRAIN, DIGITS_TEST = 1497, 300
 DIGITS_INPUT = InputSpec("image", (1, 16, 16), crop=2)
@@ -146,7 +146,7 @@ def _sheet(raw: bytes, n: int, origin: str) -> Inputs:
 
 def _label_list(raw: bytes, n: int, origin: str) -> Labels:
     try:
-        values = json.loads(raw)
+        values = parse_json(raw)
     except ValueError as error:
         raise FeddumapError(f"{origin} is not JSON ({error}): get another copy") from None
     if not isinstance(values, list) or len(values) != n or not all(type(value) is int for value in values):
