@@ -18,7 +18,15 @@ from feddumap.models.frozen import constants_of, is_known, with_constants
 from feddumap.runs.stored_forms import architecture_problem, checkpoint_problem, record_problem
 from feddumap.system.json_text import parse_json
 
-CHECKPOINT_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+CHECKPOINT_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
 """What reading a damaged checkpoint raises."""
 
 GROUPS = ("weights", "mask", "steps")
