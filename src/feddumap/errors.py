@@ -33,10 +33,14 @@ def printable(text: str, longest: int | None = None) -> str:
     >>> printable("a\\x1b[2J\\nb\\u202ec"), printable("abcdefgh", 5)
     ('a\\\\x1b[2J b\\\\u202ec', 'abc…h')
     """
-    if longest is not None and len(text) > longest:
-        end = (longest - 1) // 4
-        text = f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"
-    return escape_controls(text.translate(_SPACES))
+    return _shortened(escape_controls(_shortened(text, longest).translate(_SPACES)), longest)
+
+
+def _shortened(text: str, longest: int | None) -> str:
+    if longest is None or len(text) <= longest:
+        return text
+    end = (longest - 1) // 4
+    return f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"
 
 
 def escape_controls(text: str, escape: str = "") -> str:

@@ -23,6 +23,12 @@ Sets = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that DIR names (module:function), even if you did not make DIR."
+    ),
+]
 DatasetName = Annotated[
     str,
     typer.Argument(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from feddumap.data import blocks, dataset
 from feddumap.data.dataset import MANIFEST, Arrays, Manifest
 from feddumap.errors import FeddumapError
-from feddumap.system.atomic_files import write_text
 from feddumap.system.findings import Finding
 
 
@@ -83,9 +81,8 @@ def _outdated(folder: Path, manifest: Manifest, known: blocks.Digests) -> bool:
 
 def _renew(folder: Path, manifest: Manifest) -> Finding:
     path = folder / blocks.FILE
-    made = {name: blocks.digests(folder / name) for name in manifest.files}
     try:
-        write_text(path, json.dumps(made) + "\n")
+        dataset.write_blocks(folder, manifest.files)
     except OSError as error:
         reason = error.strerror or str(error)
         return Finding(str(path), "damaged", f"the digests of blocks cannot be written ({reason})")

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,6 +308,13 @@ def _write_files(folder: Path, name: str, contents: Contents) -> None:
         text.flush()
         os.fsync(text.fileno())
     _sync(folder)
+
+
+def write_blocks(folder: Path, names: Iterable[str]) -> None:
+    """Write the digests of the blocks of these files."""
+    write_text(
+        folder / blocks.FILE, json.dumps({name: blocks.digests(folder / name) for name in names}) + "\n"
+    )
 
 
 def _sync(folder: Path) -> None:

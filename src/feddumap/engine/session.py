@@ -31,7 +31,7 @@ from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.pool import Pool
 from feddumap.engine.registry import get_engine
 from feddumap.engine.rehearsal import rehearse
-from feddumap.engine.resolution import architecture_of
+from feddumap.engine.resolution import architecture_of, require_family
 from feddumap.engine.rounds import active_parameters, initial_state, rounds, take_census
 from feddumap.errors import FeddumapError
 from feddumap.methods import compose
@@ -271,6 +271,7 @@ class Session:
             from_round = checkpoint.state.round if checkpoint else 0
             say(f"{'; '.join(damaged)}: resuming from round {from_round}")
         if checkpoint is not None:
+            require_family(checkpoint.state.architecture, self.config)
             self.state, self._wall, self._saved_round = (
                 checkpoint.state,
                 checkpoint.wall,

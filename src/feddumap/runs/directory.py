@@ -2,6 +2,7 @@
 
 config.toml          the resolved configuration
 command.txt          the command line that started the run, if any
+code.json            this user's signature of the code that the run names, if it does
 split.safetensors    which images each device and the server hold
 first-weights.safetensors  a copy of the initial weights, if `model.weights` is set or the network an object
 frozen-*.safetensors the parameters that are not trained, if there are any
@@ -41,6 +42,7 @@ from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
 from feddumap.methods import registry
 from feddumap.models.frozen import constants_of
+from feddumap.runs import trust
 from feddumap.runs.reader import (
     GROUPS,
     Checkpoint,
@@ -228,6 +230,23 @@ def _remove(checkpoint: Path) -> None:
 
 def _number(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("checkpoint-"))
+
+
+def sign_code(path: Path, config: Config) -> None:
+    """Sign the code that a run names, if it does: this user knows it. See `feddumap.runs.trust`."""
+    named = trust.code_of(path, config)
+    if named and not trust.is_known(path, named):
+        write_text(path / trust.FILE, json.dumps(trust.signature_of(named)) + "\n")
+
+
+def require_trust(path: Path, given: bool, action: str) -> None:
+    """With `given`, sign the code that a run names; without, it is an error if this user has not signed it.
+    `action` is what would import it, such as `resuming`."""
+    config = read_config(path)
+    if given:
+        sign_code(path, config)
+    else:
+        trust.require(path, config, action)
 
 
 def require_new(path: Path, config: Config) -> None:

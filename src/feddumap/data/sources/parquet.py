@@ -31,7 +31,7 @@ def reading(path: Path, advice: str) -> Iterator[None]:
         yield
     except PageError as error:
         raise FeddumapError(f"{path} is not a readable Parquet file ({error}): {advice}") from None
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter in the names of columns
         reason = " ".join(str(error).split())
         raise FeddumapError(f"{path} is not a readable Parquet file ({reason}): {advice}") from None
     except OSError as error:

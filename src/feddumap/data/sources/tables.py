@@ -63,7 +63,7 @@ def _read_csv(path: Path) -> Any:
         return _text_only(pyarrow.csv.read_csv(path, read_options=one_thread), str(path))
     except OSError as error:
         raise FeddumapError(f"cannot read the data set {path}: {error.strerror or error}") from None
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter in the names of columns
         reason = " ".join(str(error).split())
         raise FeddumapError(f"{path} is not a readable CSV file ({reason}): correct it") from None
 
@@ -72,6 +72,7 @@ def _text_only(table: Any, origin: str) -> Any:
     """Refuse columns of a CSV file that are not UTF-8, which arrive as bytes."""
     from pyarrow import types
 
+    _ = table.column_names  # decoded here
     for field in table.schema:
         if not types.is_binary(field.type):
             continue
