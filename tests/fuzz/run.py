@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -30,8 +32,14 @@ class HangError(Exception):
 
 def child(name: str, seconds: float, guided: bool, seed: int, out: Path) -> None:
     """Fuzz one target in this process; prints a line of JSON."""
+    if guided:
+        import atheris
+
+        with atheris.instrument_imports(include=["feddumap"]):
+            from tests.fuzz.targets import TARGETS
+    else:
+        from tests.fuzz.targets import TARGETS
     from feddumap.errors import FeddumapError, escape_controls
-    from tests.fuzz.targets import TARGETS
 
     target, seeds = TARGETS[name]
     tried = 0
@@ -79,7 +87,14 @@ def child(name: str, seconds: float, guided: bool, seed: int, out: Path) -> None
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     until = time.monotonic() + seconds
     if guided:
-        _guide(one, seeds, seconds, out / f"corpus-{name}", report)
+
+        def until_the_end(data: bytes) -> None:
+            if time.monotonic() > until:  # libFuzzer itself ends without Python's exit handlers
+                report()
+                os._exit(0)
+            one(data)
+
+        _guide(until_the_end, seeds, out / f"corpus-{name}")
     else:
         from tests.fuzz.mutations import inputs
 
@@ -91,23 +106,13 @@ def child(name: str, seconds: float, guided: bool, seed: int, out: Path) -> None
         report()
 
 
-def _guide(one: object, seeds: list[bytes], seconds: float, corpus: Path, report: object) -> None:
-    import atexit
-
+def _guide(one: Callable[[bytes], None], seeds: list[bytes], corpus: Path) -> None:
     import atheris
 
     corpus.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(seeds):
         (corpus / f"seed-{number}").write_bytes(data)
-    arguments = [
-        sys.argv[0],
-        str(corpus),
-        f"-max_total_time={int(seconds)}",
-        "-rss_limit_mb=8000",
-        "-verbosity=0",
-    ]
-    atexit.register(report)
-    atheris.Setup(arguments, one)
+    atheris.Setup([sys.argv[0], str(corpus), "-rss_limit_mb=8000", "-verbosity=0", "-max_len=16384"], one)
     atheris.Fuzz()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 DEEPEST = 100  # nested lists and mappings; the parsers' own limit depends on the stack
-MOST_DIGITS = 4_300  # Python's limit for integers
+MOST_DIGITS, MOST_BITS = 4_300, 14_284  # Python's limit for integers, and the bits of the largest such
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def _check_values(value: Any) -> None:
                 inner.extend(each.values())
             elif isinstance(each, list):
                 inner.extend(each)
-            elif isinstance(each, int) and each.bit_length() > 3 * MOST_DIGITS:
+            elif isinstance(each, int) and each.bit_length() > MOST_BITS:
                 raise ValueError(f"it has a number of more than {MOST_DIGITS} digits")
         if not inner:
             return
