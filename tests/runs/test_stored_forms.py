@@ -48,7 +48,8 @@ def test_what_runs_write_has_its_form(path: Path) -> None:
 
 
 CHANGES: dict[str, Any] = {
-    "clock": "soon", "wall": None, "macs": -1, "parameters": [], "bytes_up": 1.5, "accuracy": {}, "round": "2",
+    "clock": "soon", "wall": None, "macs": -1, "parameters": [], "bytes_up": 1.5, "accuracy": {},
+    "round": "2",
     "lost": {"x": "y"}, "pruning": {"rate": 1}, "device_accuracy": {"mean": "a"}, "validation": 3,
     "dropped": 7, "bytes_down": 2**70,
 }  # fmt: skip
@@ -79,13 +80,15 @@ def test_checkpoints_of_wrong_types(path: Path) -> None:
     value.pop("sha256")
     shape = value["architecture"]
     changes = [{key: wrong} for key, wrong in HEADERS.items()] + [{"devices": []}, {"devices": {"1": "x"}}]
-    changes += [
-        {"architecture": {**shape, **wrong}}
-        for wrong in (
-            {"channels": []}, {"channels": {"conv1": 10**12}}, {"channels": {"conv1": "a"}}, {"classes": 10**9},
-            {"input": {"kind": "image", "shape": [3, 2**30, 2**30]}}, {"settings": {"a": [[[1]]]}, "input": 3},
-        )
-    ]  # fmt: skip
+    wrong = [
+        {"channels": []},
+        {"channels": {"conv1": 10**12}},
+        {"channels": {"conv1": "a"}},
+        {"classes": 10**9},
+        {"input": {"kind": "image", "shape": [3, 2**30, 2**30]}},
+        {"input": 3},
+    ]
+    changes += [{"architecture": {**shape, **each}} for each in wrong]
     for change in changes:
         made = {**value, **change}
         file.write_text(json.dumps({**made, "sha256": digest(made)}))
