@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint types tests test-slow test-browser soak format setup clean
+.PHONY: demo test lint types tests test-slow test-browser soak fuzz format setup clean
 
 demo: $(STAMP)
 	$(BIN)/feddumap demo
@@ -43,6 +43,15 @@ test-browser: $(VENV)/.browser
 $(VENV)/.browser: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	touch $(VENV)/.browser
+
+# Every reader of what others may have written, with altered and coverage-guided inputs (atheris).
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.fuzz
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
+$(VENV)/.fuzz: $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	touch $(VENV)/.fuzz
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

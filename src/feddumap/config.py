@@ -7,16 +7,17 @@ The field descriptions are the help of the command line. The keys of a method ar
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, show
+from feddumap.system.json_text import parse_toml
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -271,8 +272,8 @@ class Config(Section):
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
     """The tables of a TOML file; `kind` names the file in errors."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise FeddumapError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise FeddumapError(f"cannot read the {kind} {path}: {error.strerror}") from None
@@ -285,19 +286,21 @@ def load(path: Path | None, sets: Iterable[str] = ()) -> Config:
         name, equals, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and key):
-            raise FeddumapError(f"--set {text!r}: expected section.key=value, such as train.rounds=20")
+            raise FeddumapError(f"--set {show(text)}: expected section.key=value, such as train.rounds=20")
         table = value.setdefault(section, {})
         if not isinstance(table, dict):
-            raise FeddumapError(f"{section} = {table!r}: expected a section, such as [{section}]")
-        table[key] = _toml_value(raw.strip())
+            raise FeddumapError(f"{section} = {show(table)}: expected a section, such as [{section}]")
+        table[key] = _toml_value(raw.strip(), text)
     return Config.parse(value)
 
 
-def _toml_value(raw: str) -> Any:
+def _toml_value(raw: str, given: str) -> Any:
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {raw}")["value"]
+    except TOMLDecodeError:
         return raw  # a bare word is a string: --set model.name=lenet
+    except ValueError as error:
+        raise FeddumapError(f"--set {show(given)} is not a value of TOML: {error}") from None
 
 
 def explain(detail: ErrorDetails, prefix: str = "") -> str:
@@ -312,7 +315,7 @@ def explain(detail: ErrorDetails, prefix: str = "") -> str:
         return f"unknown {kind} {key}: {hint}Allowed: {', '.join(allowed)}"
     message = detail["msg"].removeprefix("Value error, ")
     value = detail["input"]
-    return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
+    return f"{key} = {show(value)}: {message[0].lower()}{message[1:]}"
 
 
 def _allowed(path: list[str]) -> list[str]:

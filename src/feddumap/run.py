@@ -18,7 +18,7 @@ from feddumap.engine.resolution import make_split, resolve
 from feddumap.engine.session import Session
 from feddumap.errors import FeddumapError
 from feddumap.models.frozen import constants_of
-from feddumap.runs.directory import RunDirectory, contains_run
+from feddumap.runs.directory import RunDirectory, contains_run, require_trust, sign_code
 from feddumap.runs.reader import legacy_stack_size, read_config
 from feddumap.system.callbacks import Say, ignore, to_stderr
 
@@ -92,6 +92,7 @@ class Run(Session):
             everything = {**self.state.weights, **constants_of(self.state.architecture)}
             weights = everything if copied else None
             self.directory = RunDirectory.create(Path(out), resolved, self.split, weights)
+            _sign(self.directory.path, resolved, say)
             self.out = self.directory.path
 
     def _resume(
@@ -101,8 +102,12 @@ class Run(Session):
         runtime: Mapping[str, Any],
         rounds: int | None,
         given: Config | None = None,
+        trust: bool = False,
     ) -> None:
-        """Open a run at its last checkpoint. `given` has the names of what was passed as objects."""
+        """Open a run at its last checkpoint. `given` has the names of what was passed as objects. Code that
+        the directory names is imported if the caller gave the names, or if it is trusted."""
+        if given is None:
+            require_trust(Path(directory), trust, "resuming")
         opened = RunDirectory.open(Path(directory))
         try:
             config = before = opened.config()
@@ -170,6 +175,16 @@ class Run(Session):
         return notebook.run_html(self.summary, self.records, self.rounds)
 
 
+def _sign(path: Path, config: Config, say: Say) -> None:
+    try:
+        sign_code(path, config)
+    except OSError as error:
+        say(
+            f"the code that this run names cannot be signed ({error}): `feddumap resume {path}` will need "
+            "--trust"
+        )
+
+
 def _extended(config: Config, out: str | Path) -> Config:
     """The configuration with the rounds of the run in `out`, if it has fewer; else the configuration."""
     if not (Path(out) / "config.toml").is_file():
@@ -190,7 +205,8 @@ def begin(config: Given, out: str | Path, say: Say = ignore) -> Run:
     resolved, _ = resolve(base_config(config), ignore)
     if not contains_run(Path(out), resolved):
         return start(resolved, out, say)
-    return resume(out, say=say, runtime={key: getattr(resolved.run, key) for key in RUNTIME_KEYS})
+    runtime = {key: getattr(resolved.run, key) for key in RUNTIME_KEYS}
+    return resume(out, say=say, runtime=runtime, trust=True)  # the configuration names the code
 
 
 def train(
@@ -210,12 +226,15 @@ def resume(
     say: Say = ignore,
     tensorboard: bool | None = None,
     runtime: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Run:
     """Open an interrupted run at its last checkpoint; iterate over it or call `.run()` to continue.
 
     Only `workers`, `tensorboard`, the other `RUNTIME_KEYS` of [run] (by `runtime`) and a larger number of
-    `rounds` may differ from before.
+    `rounds` may differ from before. Code that the directory names (`module:function`) is imported if this
+    user made the directory, or with `trust`.
     """
     run = Run.__new__(Run)
-    run._resume(directory, say, {"workers": workers, "tensorboard": tensorboard, **(runtime or {})}, rounds)
+    changes = {"workers": workers, "tensorboard": tensorboard, **(runtime or {})}
+    run._resume(directory, say, changes, rounds, trust=trust)
     return run

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feddumap.cli.options import RunDirectory
+from feddumap.cli.options import RunDirectory, Trust
 
 
 def export(
@@ -18,12 +18,13 @@ def export(
         typer.Option("--out", metavar="FILE", help="Default DIR/model.SUFFIX, such as DIR/model.onnx."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Export a run's model to a file and verify that the file's outputs equal the model's."""
     from feddumap.export import write
     from feddumap.system import console
 
-    written = write(directory, to, out, force, console.say)
+    written = write(directory, to, out, force, console.say, trust)
     metadata = written.metadata
     test = f"{written.test} test images and " if written.test else ""
     console.out.print(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feddumap.cli.options import DatasetName, Json, RunDirectory, Sets, print_json
+from feddumap.cli.options import DatasetName, Json, RunDirectory, Sets, Trust, print_json
 from feddumap.config import load
 
 app = typer.Typer(help="Inspect a model, a data set, a run or what it would prune.", no_args_is_help=True)
@@ -120,11 +120,14 @@ def prune(
         float | None, typer.Option(min=0, max=1, help="The rate, instead of the one the method finds.")
     ] = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Print what the run's method would remove from its newest checkpoint, without changing anything."""
+    from feddumap.runs.directory import require_trust
     from feddumap.runs.prune_preview import preview, show
     from feddumap.system import console
 
+    require_trust(directory, trust, "inspecting the pruning of")
     value = preview(directory, rate, console.say)
     if as_json:
         print_json(value)

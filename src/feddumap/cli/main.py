@@ -17,7 +17,7 @@ from feddumap.cli.paper import paper
 from feddumap.cli.report import report
 from feddumap.cli.train import TrainCommand, resume, train
 from feddumap.cli.verify import verify
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, printable
 
 app = typer.Typer(
     help="Federated learning with shareable server data: simulate, compare, resume.",
@@ -57,5 +57,5 @@ def main() -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"feddumap: {' '.join(message.split())}", file=sys.stderr)
+    print(f"feddumap: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from feddumap.errors import escape_controls
 from feddumap.system.signals import exit_code, sigterm_as_interrupt
 
 Sets = Annotated[
@@ -22,6 +23,12 @@ Sets = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that DIR names (module:function), even if you did not make DIR."
+    ),
+]
 DatasetName = Annotated[
     str,
     typer.Argument(
@@ -34,7 +41,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estim
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON; paths become strings."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    print("\n".join(escape_controls(line, "\\u{:04x}") for line in text.split("\n")))
 
 
 def print_notes(notes: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from feddumap.cli.options import RunDirectory, Sets, command_line
+from feddumap.cli.options import RunDirectory, Sets, Trust, command_line
 from feddumap.config import describe, load
 from feddumap.engine import forkserver
 from feddumap.engine.registry import get_engine
@@ -72,6 +72,7 @@ def resume(
     tensorboard: Annotated[bool | None, typer.Option(help="Whether to write TensorBoard events.")] = None,
     wandb: Annotated[bool | None, typer.Option(help="Whether to log to Weights & Biases.")] = None,
     mlflow: Annotated[bool | None, typer.Option(help="Whether to log to MLflow.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Resume an interrupted run from its last checkpoint; the result is bit-identical."""
     forkserver.prepare(workers)
@@ -81,7 +82,7 @@ def resume(
 
     get_engine(read_config(directory).run.engine)  # an engine that cannot be used is an error here
     trackers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
-    run = api.resume(directory, workers, rounds, console.say, runtime=trackers)
+    run = api.resume(directory, workers, rounds, console.say, runtime=trackers, trust=trust)
     if run.finished:
         console.say(f"{directory} is finished ({run.state.round} rounds)")
     else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from feddumap.cli.options import Json, print_json
 from feddumap.errors import FeddumapError
-from feddumap.system.findings import Finding
 
 
 def verify(
@@ -29,6 +26,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check all files of a run or a data set's cache, restore what can be; exit code 1 if damage stays."""
+    from feddumap.data import cache_check
     from feddumap.runs.verify import Verification
     from feddumap.system import console
 
@@ -36,8 +34,8 @@ def verify(
         raise FeddumapError("--dry-run and --rewind exclude each other: give one of them")
     if not directory.is_dir():
         raise FeddumapError(f"{directory} is not a folder: give a run directory or a data set's cache folder")
-    if (directory / "manifest.json").is_file():
-        found = _verify_cache(directory)
+    if cache_check.is_cache(directory):
+        found = cache_check.verify(directory, repair=not dry_run)
     else:
         found = Verification(directory, repair=not dry_run, rewind=rewind).run()
     if as_json:
@@ -48,12 +46,3 @@ def verify(
     if damaged:
         console.say(f"{directory}: {console.plural(len(damaged), 'file')} of {len(found)} damaged")
         raise typer.Exit(1)
-
-
-def _verify_cache(folder: Path) -> list[Finding]:
-    name = "feddumap.data.cache_check"
-    if find_spec(name) is None:
-        raise FeddumapError(f"{folder} is the cache of a data set, which this version cannot verify")
-    module = import_module(name)
-    check = getattr(module, "verify_cache", None) or module.verify
-    return cast(list[Finding], check(folder))

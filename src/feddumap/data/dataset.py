@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddumap.core.messages import CIFAR_INPUT, InputSpec
+from feddumap.data import blocks
 from feddumap.errors import FeddumapError
 from feddumap.system.atomic_files import write_text
+from feddumap.system.json_text import parse_json
 
 Inputs = npt.NDArray[Any]
 Labels = npt.NDArray[np.int64]
@@ -128,12 +131,14 @@ def home() -> Path:
 
 
 def read(folder: Path, verify: bool = True, owner: object = None) -> Dataset:
-    """The set cached in `folder`. `verify` also compares every file's sha256 with the manifest, unless the
-    file is unchanged since the last verification. `owner` is kept alive with the set."""
+    """The set cached in `folder`. `verify` also compares every file's sha256 with the manifest or, if the
+    file has the size and time stamp of the last verification, a few of its blocks with their digests. `owner`
+    is kept alive with the set."""
     manifest = read_manifest(folder)
     known = _read_verified(folder) if verify else None
+    digests = blocks.read(folder) if verify else {}
     names = [name for name in Arrays._fields if name not in OPTIONAL or manifest.file(name) in manifest.files]
-    arrays = Arrays(**{name: _load(folder, manifest.file(name), manifest, known) for name in names})
+    arrays = Arrays(**{name: _load(folder, manifest.file(name), manifest, known, digests) for name in names})
     if known is not None and known != _read_verified(folder):
         _write_verified(folder, known)
     try:
@@ -194,7 +199,7 @@ def find_problem(contents: Contents) -> str | None:
 def _read_verified(folder: Path) -> dict[str, list[int]]:
     """Size, modification time and inode of each file when it was last verified."""
     try:
-        value = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
+        value = parse_json((folder / VERIFIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # verified again
     return value if isinstance(value, dict) else {}
@@ -206,7 +211,7 @@ def _write_verified(folder: Path, known: dict[str, list[int]]) -> None:
 
 
 def _load(
-    folder: Path, name: str, manifest: Manifest, known: dict[str, list[int]] | None
+    folder: Path, name: str, manifest: Manifest, known: dict[str, list[int]] | None, digests: blocks.Digests
 ) -> npt.NDArray[Any]:
     path = folder / name
     entry = manifest.files.get(path.name)
@@ -219,10 +224,13 @@ def _load(
             raise _damaged(folder, path, problem, manifest.name)
         mark = [found.st_size, found.st_mtime_ns, found.st_ino]
         if known is not None and known.get(path.name) != mark:
-            if _sha256(path) != entry.sha256:
+            if sha256_of(path) != entry.sha256:
                 problem = f"is damaged: its sha256 is not the expected {entry.sha256}"
                 raise _damaged(folder, path, problem, manifest.name)
             known[path.name] = mark
+        elif (block := blocks.sampled_damage(path, digests.get(path.name, []))) is not None:
+            problem = f"is damaged: block {block} of {len(digests[path.name])} is not as it was written"
+            raise _damaged(folder, path, problem, manifest.name)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -281,7 +289,7 @@ def _write_files(folder: Path, name: str, contents: Contents) -> None:
             os.fsync(file.fileno())
         size = path.stat().st_size
         files[path.name] = FileEntry(
-            shape=array.shape, dtype=str(array.dtype), bytes=size, sha256=_sha256(path)
+            shape=array.shape, dtype=str(array.dtype), bytes=size, sha256=sha256_of(path)
         )
     manifest = Manifest(
         format=2,
@@ -292,11 +300,21 @@ def _write_files(folder: Path, name: str, contents: Contents) -> None:
         input=contents.input.to_json(),
         users=contents.users,
     )
+    write_text(
+        folder / blocks.FILE, json.dumps({name: blocks.digests(folder / name) for name in files}) + "\n"
+    )
     with (folder / MANIFEST).open("w", encoding="utf-8") as text:
         text.write(manifest.model_dump_json(indent=1) + "\n")
         text.flush()
         os.fsync(text.fileno())
     _sync(folder)
+
+
+def write_blocks(folder: Path, names: Iterable[str]) -> None:
+    """Write the digests of the blocks of these files."""
+    write_text(
+        folder / blocks.FILE, json.dumps({name: blocks.digests(folder / name) for name in names}) + "\n"
+    )
 
 
 def _sync(folder: Path) -> None:
@@ -307,6 +325,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,6 +7,7 @@ import torch
 from feddumap.config import Config
 from feddumap.core import clock
 from feddumap.core.messages import Architecture
+from feddumap.core.object_names import stored_name
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
@@ -63,6 +64,15 @@ def architecture_of(config: Config, dataset: Dataset) -> Architecture:
     """The full-width architecture of a run's network."""
     model = config.model
     return architecture(model.name, len(dataset.classes), dataset.input, model.settings)
+
+
+def require_family(shape: Architecture, config: Config) -> None:
+    """A checkpoint of another network than the configuration's is an error: it may name other code."""
+    if stored_name(shape.family) != stored_name(config.model.name):
+        raise FeddumapError(
+            f"the checkpoint is of the network {shape.family!r}, not of model.name = {config.model.name!r}: "
+            "it was altered; restore it, or start a new run"
+        )
 
 
 def _check_device(name: str) -> None:

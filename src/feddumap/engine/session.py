@@ -32,7 +32,7 @@ from feddumap.engine.local import Evaluator, LocalCohort
 from feddumap.engine.pool import Pool
 from feddumap.engine.registry import get_engine
 from feddumap.engine.rehearsal import rehearse
-from feddumap.engine.resolution import architecture_of
+from feddumap.engine.resolution import architecture_of, require_family
 from feddumap.engine.rounds import active_parameters, initial_state, rounds, take_census
 from feddumap.errors import FeddumapError
 from feddumap.methods import compose
@@ -307,6 +307,7 @@ class Session:
         if before is not None and before != self.config.train.rounds:
             say(f"train.rounds is {self.config.train.rounds} now; it was {before} at the last checkpoint")
         if checkpoint is not None:
+            require_family(checkpoint.state.architecture, self.config)
             self.state, self._wall, self._saved_round = (
                 checkpoint.state,
                 checkpoint.wall,

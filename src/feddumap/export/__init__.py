@@ -31,14 +31,18 @@ def write(
     out: str | Path | None = None,
     force: bool = False,
     say: Say = ignore,
+    trust: bool = False,
 ) -> ExportResult:
     """Write the model of a run's newest valid checkpoint to `out`; default DIRECTORY/model.SUFFIX.
 
     `to` is onnx, safetensors or executorch. The file is loaded with its own runtime and its outputs are
     compared with the model's before it is renamed to `out`. An existing file is an error unless `force`.
+    Code that the directory names is imported if this user made the directory, or with `trust`.
     """
     from feddumap.export import writer
+    from feddumap.runs.directory import require_trust
 
+    require_trust(Path(directory), trust, "exporting")
     return writer.write(Path(directory), to, Path(out) if out is not None else None, force, say)
 
 

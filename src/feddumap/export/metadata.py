@@ -9,6 +9,7 @@ from typing import Any
 
 from feddumap import __version__
 from feddumap.core.messages import Architecture
+from feddumap.system.json_text import parse_json
 
 KEY = "feddumap"
 INPUT, OUTPUT = "input", "logits"
@@ -60,7 +61,7 @@ class Metadata:
     def from_json(text: str | bytes) -> Metadata:
         """Parse metadata; invalid text is a ValueError."""
         try:
-            value = json.loads(text)
+            value = parse_json(text)
             if value["format"] != 1:
                 raise ValueError(f"its metadata has format {value['format']!r}, expected 1")
             batch = value["input"]["shape"][0]

@@ -21,21 +21,26 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from feddumap.core.messages import Tensors
 from feddumap.core.tensors import DTYPES, Form, Forms, forms_of
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, printable, show
+from feddumap.system.json_text import parse_json
 
 PACKED, NAME = "feddumap.tensors", "tensors"  # the type and the name of Flower's array
 LENGTH = 8  # bytes for the length of the header
 MOST_BYTES, MOST_HEADER = 2 << 30, 4 << 20  # of a record
 MOST_DIMENSIONS, LARGEST = 8, 2**40
+MOST_REASON = 1_000  # characters
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a message is invalid or missing."""
+    """Why a message is invalid or missing: one line of printable characters, as it may quote the message."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason, MOST_REASON))
 
 
 class RefusedError(Exception):
@@ -104,8 +109,8 @@ def _forms(data: memoryview, key: str) -> tuple[dict[str, Form], memoryview]:
     if len(data) < LENGTH or size > min(MOST_HEADER, len(data) - LENGTH):
         raise RefusedError(f"its {key} have no whole header")
     try:
-        header = json.loads(bytes(data[LENGTH : LENGTH + size]))
-    except (ValueError, RecursionError) as error:
+        header = parse_json(bytes(data[LENGTH : LENGTH + size]))
+    except ValueError as error:
         raise RefusedError(f"the header of its {key} is not JSON ({str(error)[:100]})") from None
     if not isinstance(header, list):
         raise RefusedError(f"the header of its {key} is no list")
@@ -125,7 +130,7 @@ def _form(entry: object, key: str) -> tuple[str, Form]:
             shape = tuple(size for size in sizes if type(size) is int and 0 <= size < LARGEST)
             if len(shape) == len(sizes):
                 return name, Form(dtype, shape)
-    raise RefusedError(f"its {key} have a tensor of no known form ({str(entry)[:100]})")
+    raise RefusedError(f"its {key} have a tensor of no known form ({show(entry)[:100]})")
 
 
 def _tensor(form: Form, data: memoryview) -> torch.Tensor:

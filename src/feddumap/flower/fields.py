@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from feddumap.flower.codec import RefusedError
+from feddumap.system.json_text import parse_json
 
 MOST_TEXT = 4 << 20  # characters of a JSON text
 INTEGERS = range(-(2**53), 2**53)
@@ -60,16 +61,12 @@ def flag(record: ConfigRecord, key: str) -> bool:
 def mapping(record: ConfigRecord, key: str) -> dict[str, Any]:
     """A JSON object."""
     try:
-        value = json.loads(text(record, key), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text(record, key))
+    except ValueError as error:
         raise RefusedError(f"its {key} is not JSON ({str(error)[:100]})") from None
     if not isinstance(value, dict):
         raise RefusedError(f"its {key} is not a JSON object")
     return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def token(record: ConfigRecord) -> str:

@@ -20,7 +20,7 @@ from feddumap.data.sources import catalog, device_files
 from feddumap.data.sources.code import is_code
 from feddumap.device.holdings import Holdings, SplitHoldings
 from feddumap.device.state import load, save
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, printable
 from feddumap.flower.requests import Request
 from feddumap.models.factories import LIBRARIES
 from feddumap.models.frozen import is_known, with_constants
@@ -175,18 +175,22 @@ class OwnHoldings:
         return Samples(tensors["inputs"][:limit], tensors["labels"][:limit])
 
 
+def _log(message: str) -> None:
+    LOGGER.info(printable(message))
+
+
 @lru_cache(maxsize=4)
 def _own(
     path: Path, classes: tuple[str, ...], given: InputSpec, columns: str
 ) -> tuple[np.ndarray, np.ndarray]:
     names = dict(zip(("input", "label"), json.loads(columns), strict=True))
-    return device_files.read(path, classes, given, LOGGER.info, DataConfig(**names))
+    return device_files.read(path, classes, given, _log, DataConfig(**names))
 
 
 @lru_cache(maxsize=4)
 def _split(section: str, seed: int) -> SplitHoldings:
     """The split of the data set, the same as in a simulation; `section` is [data] as JSON."""
     data = DataConfig.model_validate_json(section)
-    dataset = catalog.get(data, say=LOGGER.info)
+    dataset = catalog.get(data, say=_log)
     made = partition.split(dataset.train_labels, len(dataset.classes), data, seed, dataset.train_users)
     return SplitHoldings(dataset, made, seed)

@@ -18,6 +18,7 @@ from feddumap.flower.codec import RefusedError, reader
 from feddumap.flower.fields import DEVICES, ROUNDS
 
 _SLACK = 1 << 20  # bytes
+MOST_REASON = 500  # characters of a refusal
 
 
 def pack_upload(upload: Upload) -> RecordDict:
@@ -103,4 +104,4 @@ def pack_refusal(reason: str) -> RecordDict:
 def refuse_refusals(content: RecordDict) -> None:
     if "refusal" in content:
         reason = fields.text(fields.record_of(content, "refusal"), "reason")
-        raise RefusedError(f"it refused: {' '.join(reason.split())[:500]}")
+        raise RefusedError(f"it refused: {' '.join(reason[:MOST_REASON].split())}")

@@ -15,7 +15,7 @@ from feddumap.config import Config
 from feddumap.data import dataset
 from feddumap.data.label_mix import mix, split_mixes
 from feddumap.data.partition import Split
-from feddumap.data.sources import catalog
+from feddumap.data.sources import catalog, code
 from feddumap.errors import FeddumapError
 from feddumap.report.lines import evenly_spaced
 from feddumap.report.series import RecordedRun
@@ -90,6 +90,10 @@ def _title(config: Config, several: bool) -> str:
 
 def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
     name = run.config.data.name
+    if code.is_code(name) or name in code.names():
+        raise FeddumapError(
+            f"the data set {name} is made by code, which a report does not run: see `feddumap inspect data`"
+        )
     folder = catalog.cache_folder(run.config.data)
     if not folder.exists():
         raise FeddumapError(

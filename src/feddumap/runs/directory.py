@@ -2,6 +2,7 @@
 
 config.toml          the resolved configuration
 command.txt          the command line that started the run, if any
+code.json            this user's signature of the code that the run names, if it does
 split.safetensors    which images each device and the server hold
 first-weights.safetensors  a copy of the initial weights, if `model.weights` is set or the network an object
 frozen-*.safetensors the parameters that are not trained, if there are any
@@ -41,7 +42,7 @@ from feddumap.device.state import save as save_sealed
 from feddumap.errors import FeddumapError
 from feddumap.methods import registry
 from feddumap.models.frozen import constants_of
-from feddumap.runs import integrity, records
+from feddumap.runs import integrity, records, trust
 from feddumap.runs.integrity import FIRST_WEIGHTS, SPLIT
 from feddumap.runs.reader import (
     GROUPS,
@@ -54,13 +55,14 @@ from feddumap.runs.reader import (
 )
 from feddumap.runs.records import RecordLog
 from feddumap.system.atomic_files import leftovers, make_folder, remove, write_bytes, write_text
+from feddumap.system.json_text import parse_json
 
 KEPT_CHECKPOINTS = 2
 FIRST = (SPLIT, FIRST_WEIGHTS)
 NAMES = (
-    r"(config\.toml|(command|token)(\.txt)?|records\.jsonl|summary\.json|checkpoint-\d+\.(json|safetensors)|"
+    r"(config\.toml|(command|token)(\.txt)?|records\.jsonl|(summary|code|census)\.json|"
+    r"checkpoint-\d+\.(json|safetensors)|(split|first-weights|frozen-\w+)\.safetensors)"
 )
-NAMES += r"(split|first-weights|frozen-\w+)\.safetensors)"
 """The names of the files that this module writes, as a pattern."""
 
 
@@ -163,10 +165,10 @@ class RunDirectory:
     def census(self) -> Any:
         """What devices told of their data, if it is stored and is JSON."""
         try:
-            return json.loads((self.path / "census.json").read_text(encoding="utf-8"))
+            return parse_json((self.path / "census.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             return {"damaged": str(error)}
 
     def keep_census(self, value: Mapping[str, Any]) -> None:
@@ -304,6 +306,23 @@ def was_interrupted(path: Path) -> bool:
     temporary = {left.name for left in leftovers(path, NAMES, locked=True)}
     names = {entry.name for entry in path.iterdir()} - temporary
     return names <= {".lock", *FIRST} and bool(temporary or names != {".lock"})
+
+
+def sign_code(path: Path, config: Config) -> None:
+    """Sign the code that a run names, if it does: this user knows it. See `feddumap.runs.trust`."""
+    named = trust.code_of(path, config)
+    if named and not trust.is_known(path, named):
+        write_text(path / trust.FILE, json.dumps(trust.signature_of(named)) + "\n")
+
+
+def require_trust(path: Path, given: bool, action: str) -> None:
+    """With `given`, sign the code that a run names; without, it is an error if this user has not signed it.
+    `action` is what would import it, such as `resuming`."""
+    config = read_config(path)
+    if given:
+        sign_code(path, config)
+    else:
+        trust.require(path, config, action)
 
 
 def require_new(path: Path, config: Config) -> None:

@@ -14,9 +14,11 @@ from safetensors.torch import load as load_tensors
 from feddumap.config import Config, read_toml
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.errors import FeddumapError
-from feddumap.models.frozen import is_known, with_constants
+from feddumap.models.frozen import constants_of, is_known, with_constants
 from feddumap.runs import records
 from feddumap.runs.records import Mark
+from feddumap.runs.stored_forms import architecture_problem, checkpoint_problem
+from feddumap.system.json_text import parse_json
 
 CHECKPOINT_ERRORS = (
     OSError,
@@ -54,11 +56,12 @@ class Checkpoint:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint, verified; raises `ValueError`, `OSError` and what wrong types raise."""
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     expected = value.pop("sha256")
     if expected != digest(value):
         raise ValueError("its checksum does not match")
-    assert isinstance(value, dict)
+    if problem := checkpoint_problem(value):
+        raise ValueError(problem)
     return value
 
 
@@ -75,6 +78,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             groups[group][key] = tensor
         architecture = Architecture.from_json(value["architecture"])
         _read_frozen(path.parent, architecture)
+        if problem := architecture_problem(architecture, {**groups["weights"], **constants_of(architecture)}):
+            raise ValueError(problem)
         state = ServerState(value["round"], architecture, **groups, clock=value["clock"])
         return Checkpoint(
             state,
@@ -119,7 +124,8 @@ def read_config(path: Path) -> Config:
 def legacy_stack_size(path: Path) -> int:
     """`train.stack` of a run of version 0.1: how many devices were trained together. It has no effect now."""
     train = read_toml(path / "config.toml", "configuration").get("train", {})
-    return int(train.get("stack", 1)) if isinstance(train, dict) else 1
+    stack = train.get("stack", 1) if isinstance(train, dict) else 1
+    return stack if type(stack) is int else 1
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

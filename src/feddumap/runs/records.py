@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from feddumap.errors import FeddumapError
+from feddumap.runs.stored_forms import record_problem
 from feddumap.system.atomic_files import append, sync, write_bytes
+from feddumap.system.json_text import parse_json
 
 NAME = "records.jsonl"
 
@@ -48,10 +50,10 @@ def entries(data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
     found: list[tuple[bytes, dict[str, Any]]] = []
     for line in data.splitlines(keepends=True):
         try:
-            record = json.loads(line.decode()) if line.endswith(b"\n") else None
-        except (ValueError, RecursionError):
+            record: Any = parse_json(line.decode()) if line.endswith(b"\n") else None
+        except ValueError:
             record = None
-        if not isinstance(record, dict) or record.get("round") != len(found):
+        if record_problem(record, len(found)) is not None:
             break
         found.append((line, record))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from feddumap.runs.reader import read_config, read_records
+from feddumap.system.json_text import parse_json
 
 WINDOW, ORDER = 39, 3
 
@@ -80,7 +80,7 @@ def device_accuracy(records: Sequence[Mapping[str, Any]]) -> dict[str, float] | 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary.json of a run directory; None if it is missing or unreadable."""
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = parse_json((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return summary if isinstance(summary, dict) else None

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable
 
+from feddumap.errors import printable
+
 Say = Callable[[str], None]
 """Called with a message for the user."""
 
@@ -16,4 +18,4 @@ def ignore(*_: object) -> None:
 
 def to_stderr(message: str) -> None:
     """A `Say` that prints."""
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)

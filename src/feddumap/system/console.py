@@ -12,10 +12,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from feddumap.errors import escape_controls
+
 LOG_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that shows control characters in text as escapes, line by line: what is printed may quote
+    files and messages of others."""
+
+    def print(self, *objects: Any, **keys: Any) -> None:
+        super().print(*(_lines(each) if isinstance(each, str) else each for each in objects), **keys)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(escape_controls(line) for line in text.split("\n"))
+
+
+out = SafeConsole(highlight=False, soft_wrap=not sys.stdout.isatty())
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
@@ -54,7 +69,7 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1 else f"{value:,.1f}"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return _lines(str(value))
 
 
 def _is_number(cell: str) -> bool:

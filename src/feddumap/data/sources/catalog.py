@@ -82,10 +82,11 @@ def _get(config: DataConfig, given: Path | None, say: Say, progress: Progress, f
     else:
         contents = code_contents(config)
         folder = _code_folder(contents)
-        if not folder.exists():
+        cached = folder.exists()
+        if not cached:
             dataset.write(folder, name, contents)
         say(f"{name}: {contents.source}")
-        return dataset.read(folder, verify=False)
+        return dataset.read(folder, verify=cached)
     if force or not folder.exists():
         with _locked(folder):
             if force or not folder.exists():  # another process may have written it meanwhile

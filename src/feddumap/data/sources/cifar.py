@@ -6,6 +6,7 @@ parsed as a list of opcodes, from which only the pixel bytes and the integer lab
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import pickletools
 import tarfile
@@ -205,7 +206,8 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     bytes."""
     raw: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r:gz") as tar:
+        limit = sum(wanted.values()) * 2 + (1 << 20)
+        with gzip.open(path) as content, _open_stream(_Bounded(content, limit)) as tar:
             for member in tar:
                 if member.name not in wanted or member.name in raw:
                     continue
@@ -213,12 +215,31 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
                     raise FeddumapError(f"{path}: {member.name} is larger than expected: get another copy")
                 file = tar.extractfile(member) if member.isreg() else None
                 raw[member.name] = file.read() if file else b""
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
         raise FeddumapError(f"{path} is truncated or not a .tar.gz ({error}): get another copy") from None
     missing = sorted(set(wanted) - set(raw))
     if missing:
         raise FeddumapError(f"{path} lacks {', '.join(missing)}: get another copy")
     return raw
+
+
+def _open_stream(file: _Bounded) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r|")  # type: ignore[call-overload,no-any-return]
+
+
+class _Bounded:
+    """A file of which no more than `limit` bytes can be read: an archive may decompress to any size, and its
+    headers are read as a whole."""
+
+    def __init__(self, file: gzip.GzipFile, limit: int) -> None:
+        self._file, self._left = file, limit
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise tarfile.ReadError("it decompresses to more than twice the expected size")
+        return data
 
 
 def _assemble(raw: Mapping[str, bytes], origin: Path, spec: PublishedDataset, progress: Progress) -> Arrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,9 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from feddumap.data.sources.memory import require_memory
 from feddumap.errors import FeddumapError
 
 Values = npt.NDArray[Any]
+LONGEST_LABEL = 1_000  # characters
+LARGEST_IMAGE = 256 << 20  # bytes of an encoded image
+
 Form = Literal["image", "text", "list", "number", "other"]
 
 
@@ -28,7 +33,14 @@ class Column:
         """A column of a table, with dictionaries and extension types as the values that they store."""
         import pyarrow as pa
 
-        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        try:
+            array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+            array.validate(full=True)  # such as UTF-8
+        except pa.ArrowException as error:
+            reason = " ".join(str(error).split())
+            raise FeddumapError(
+                f"{origin}: the column {name} cannot be read ({reason}): correct it"
+            ) from None
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
         if pa.types.is_dictionary(array.type):
@@ -69,8 +81,20 @@ class Column:
         if types.is_integer(kind):
             return np.asarray(self._whole().to_numpy(zero_copy_only=False))
         if _is_text(kind):
+            self._check_length_of_labels()
             return np.array(self._whole().to_pylist())
         raise FeddumapError(f"{self.title} (the label) is {kind}: expected integers or strings")
+
+    def _check_length_of_labels(self) -> None:
+        """An array of text needs as much memory for each of its values as for the longest."""
+        import pyarrow.compute as pc
+
+        lengths = pc.utf8_length(self.array).fill_null(0).to_numpy(zero_copy_only=False)
+        if len(lengths) and lengths.max() > LONGEST_LABEL:
+            row = int(lengths.argmax())
+            raise self._error(
+                row, f"has {lengths[row]:,} characters: expected a label of at most {LONGEST_LABEL:,}"
+            )
 
     def users(self) -> Values:
         """Strings or integers, or None for nobody."""
@@ -113,11 +137,10 @@ class Column:
             return bytes(value["bytes"])
         path = value.get("path")
         try:
-            return Path(path).read_bytes() if path else b""
-        except OSError as error:
-            raise self._error(
-                row, f"names the image {path}, which cannot be read ({error.strerror})"
-            ) from None
+            return _image_file(Path(path)) if path else b""
+        except (OSError, ValueError, TypeError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise self._error(row, f"names the image {path}, which cannot be read ({reason})") from None
 
     def lists(self, length: int | None) -> Values:
         """Lists of equal lengths, at any depth, as one array; with `length`, flat lists of integers are cut
@@ -131,10 +154,13 @@ class Column:
                 raise FeddumapError(
                     f"data.length = {length}: {self.title} is {self.type}, no list of integers"
                 )
+            require_memory(8 * len(self) * length, self.title)
             made = np.zeros((len(self), length), np.int64)
             for row, values in enumerate(array.to_pylist()):
                 if None in values:
                     raise self._error(row, "has a missing value: expected integers")
+                if values and max(values) >= 2**63:
+                    raise self._error(row, f"has the value {max(values)}: expected less than 2**63")
                 made[row, : len(values)] = values[:length]
             return made
         while _is_list(array.type):
@@ -142,6 +168,8 @@ class Column:
             if array.null_count:
                 raise self._error(_first_null(array) // inner, "has a missing list")
             lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+            if not len(lengths) or not lengths[0]:
+                raise FeddumapError(f"{self.title} has empty lists: expected numbers in each")
             if (lengths != lengths[0]).any():
                 row = int((lengths != lengths[0]).argmax())
                 advice = "" if len(shape) > 1 else "; pad them, or set data.length for integers"
@@ -164,6 +192,14 @@ class Column:
 
     def _error(self, row: int, problem: str) -> FeddumapError:
         return FeddumapError(f"{self.origin}: row {row + 1} of the column {self.name} {problem}")
+
+
+def _image_file(path: Path) -> bytes:
+    """The content of a file that a table names: a regular one, of a size that images have."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_IMAGE:
+        raise ValueError(f"it is no file of at most {LARGEST_IMAGE} bytes")
+    return path.read_bytes()
 
 
 def _is_numeral(text: str | None) -> bool:

@@ -94,12 +94,13 @@ def _check_class(path: Path, name: str, known: set[str], classes: Sequence[str])
 def _from_table(path: Path, given: InputSpec, say: Say, columns: DataConfig) -> Rows:
     """From the columns of the federation's own table, if it has one."""
     data = DataConfig(kind=given.kind, input=columns.input, label=columns.label)
-    table = tables.read_table(path, data)
+    table, stored = tables.read_table(path, data), path.stat().st_size
     if given.kind == "image":
         image = next((name for name in IMAGE_COLUMNS if name in table.column_names), None)
         changes = {"size": list(given.shape[1:]), "input": columns.input or image}
-        return tables.rows(table, data.model_copy(update=changes), str(path), say, channels=given.shape[0])
+        data, channels = data.model_copy(update=changes), given.shape[0]
+        return tables.rows(table, data, str(path), say, channels=channels, stored=stored)
     inputs = tables.needed(table.column_names, data, str(path))[:-1]
     if given.kind == "tokens" and len(inputs) == 1:
         data = data.model_copy(update={"length": given.shape[0]})
-    return tables.rows(table, data, str(path), say)
+    return tables.rows(table, data, str(path), say, stored=stored)

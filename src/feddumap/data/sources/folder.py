@@ -63,7 +63,7 @@ def list_images(path: Path, check: Callable[[str], None] = lambda _: None) -> li
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS)
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
 
 
 def read_images(files: list[tuple[Path, str]], size: Size, channels: int, say: Say, origin: str) -> Stored:

@@ -6,24 +6,27 @@ Each returns arrays; `feddumap.data.sources.cifar.verified` compares those of pu
 from __future__ import annotations
 
 import io
-import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from feddumap.core.messages import InputSpec
 from feddumap.core.rng import stream
 from feddumap.data.dataset import Arrays, Contents, Inputs, Labels
+from feddumap.data.sources import parquet
 from feddumap.data.sources.cifar import PIXELS, PublishedDataset, concatenated, read_members
 from feddumap.errors import FeddumapError
 from feddumap.system.callbacks import Progress, ignore
+from feddumap.system.json_text import parse_json
 
 DIGITS_TRAIN, DIGITS_TEST = 1497, 300
 DIGITS_INPUT = InputSpec("image", (1, 16, 16), crop=2)
 
+ANOTHER = "get another copy"
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """What Pillow raises for damaged images, depending on format and position of the damage."""
 
@@ -42,13 +45,7 @@ def from_parquet(
 
 def columns(path: Path) -> list[str]:
     """The column names of a Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return [str(name) for name in pq.read_schema(path).names]
-    except (pa.ArrowException, OSError) as error:
-        raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
+    return [str(name) for name in parquet.schema(path, ANOTHER).names]
 
 
 def _split(
@@ -73,31 +70,31 @@ def _split(
 
 
 def read_batches(path: Path, label: str) -> Iterator[tuple[list[bytes | None], Labels]]:
-    """Encoded images and labels of a Parquet file in batches of 1000, to bound memory."""
+    """Encoded images and labels of a Parquet file in batches of at most 1000, to bound memory."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    image = next((name for name in ("img", "image") if name in columns(path)), None)
-    if image is None or label not in columns(path):
-        found = ", ".join(columns(path))
-        raise FeddumapError(f"{path} has the columns {found}, expected img or image, and {label}")
-    try:
-        with pq.ParquetFile(path) as file:
-            kind = file.schema_arrow.field(image).type
-            if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
-                raise FeddumapError(
-                    f"{path}: the column {image} is {kind}, expected a struct with a field bytes"
-                )
-            if not pa.types.is_integer(file.schema_arrow.field(label).type):
-                raise FeddumapError(f"{path}: the column {label} is not integer")
-            for rows in file.iter_batches(1000, columns=[image, label]):
-                numbers = rows.column(label)
-                if numbers.null_count:
-                    raise FeddumapError(f"{path}: the column {label} has missing values: get another copy")
-                pictures = rows.column(image).field("bytes").to_pylist()
-                yield pictures, numbers.to_numpy().astype(np.int64)
-    except (pa.ArrowException, OSError) as error:
-        raise FeddumapError(f"{path} is truncated or not Parquet ({error}): get another copy") from None
+    image = ""
+
+    def choose(schema: Any) -> list[str]:
+        nonlocal image
+        found = next((name for name in ("img", "image") if name in schema.names), None)
+        if found is None or label not in schema.names:
+            names = ", ".join(schema.names)
+            raise FeddumapError(f"{path} has the columns {names}, expected img or image, and {label}")
+        kind = schema.field(found).type
+        if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
+            raise FeddumapError(f"{path}: the column {found} is {kind}, expected a struct with a field bytes")
+        if not pa.types.is_integer(schema.field(label).type):
+            raise FeddumapError(f"{path}: the column {label} is not integer")
+        image = found
+        return [found, label]
+
+    for rows in parquet.batches(path, choose, ANOTHER, most=1000):
+        numbers = rows.column(label)
+        if numbers.null_count:
+            raise FeddumapError(f"{path}: the column {label} has missing values: get another copy")
+        pictures = rows.column(image).field("bytes").to_pylist()
+        yield pictures, numbers.to_numpy().astype(np.int64)
 
 
 def decode_image(raw: bytes | None, origin: str) -> Inputs:
@@ -146,7 +143,7 @@ def _sheet(raw: bytes, n: int, origin: str) -> Inputs:
 
 def _label_list(raw: bytes, n: int, origin: str) -> Labels:
     try:
-        values = json.loads(raw)
+        values = parse_json(raw)
     except ValueError as error:
         raise FeddumapError(f"{origin} is not JSON ({error}): get another copy") from None
     if not isinstance(values, list) or len(values) != n or not all(type(value) is int for value in values):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
 from feddumap.config import DataConfig
@@ -17,9 +20,11 @@ from feddumap.data.dataset import ARRAY_ERRORS, Contents
 from feddumap.data.sources.array_rows import array_rows
 from feddumap.data.sources.memory import require_memory
 from feddumap.data.sources.rows import Rows, contents
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, show
 
 REQUIRED = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+OTHER_ERRORS = (struct.error, IndexError, lzma.LZMAError)
 OTHERS = ("classes", "train_users", "test_users")
 OLDER = {"train_inputs": "train_images", "test_inputs": "test_images", "inputs": "images"}
 """Names of earlier versions, still accepted."""
@@ -51,7 +56,8 @@ def from_npz(path: Path, data: DataConfig) -> Contents:
 
 
 def arrays(path: Path, wanted: Sequence[str], also: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """Arrays of an .npz file: all of `wanted`, and those of `also` that exist."""
+    """Arrays of an .npz file: all of `wanted`, and those of `also` that exist. What they declare is checked
+    before any is decompressed."""
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -60,13 +66,20 @@ def arrays(path: Path, wanted: Sequence[str], also: Sequence[str] = ()) -> dict[
             names = {name: _stored_name(name, archive.files) for name in (*wanted, *also)}
             chosen = {name: stored for name, stored in names.items() if stored is not None}
             assert archive.zip is not None
-            sizes = {info.filename: info.file_size for info in archive.zip.infolist()}
-            require_memory(sum(sizes.get(f"{stored}.npy", 0) for stored in chosen.values()), str(path))
+            total = sum(_declared(archive.zip, stored) for stored in chosen.values())
+            require_memory(total, str(path), path.stat().st_size, "save it with numpy.savez if it is sound")
             found = {name: archive[stored] for name, stored in chosen.items()}
     except OSError as error:
         raise FeddumapError(f"cannot read the data set {path}: {error.strerror or error}") from None
-    except (*ARRAY_ERRORS, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        # zipfile raises RuntimeError for encrypted members and unknown compression
+    except (
+        *ARRAY_ERRORS,
+        RuntimeError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+        *OTHER_ERRORS,
+    ) as error:
+        # zipfile raises RuntimeError for encrypted members and NotImplementedError for unknown compression
         shown = str(error).replace("\n", " ")
         raise FeddumapError(
             f"{path} is not a readable .npz file ({shown}): save plain arrays with numpy.savez"
@@ -74,6 +87,26 @@ def arrays(path: Path, wanted: Sequence[str], also: Sequence[str] = ()) -> dict[
     if missing := [name for name in wanted if name not in found]:
         raise FeddumapError(f"{path} lacks {', '.join(missing)}: expected {', '.join(wanted)}")
     return found
+
+
+def _declared(archive: zipfile.ZipFile, stored: str) -> int:
+    """Bytes of an array, as its header and the archive's directory declare them; they must agree."""
+    member = stored if stored in archive.namelist() else f"{stored}.npy"
+    with archive.open(member) as file:
+        version = npy.read_magic(file)
+        if version not in READERS:
+            raise ValueError(f"{member} is of the format {version}")
+        shape, _, dtype = READERS[version](file)
+        header = file.tell()
+    count = 1
+    for side in shape:
+        if type(side) is not int or side < 0:
+            raise ValueError(f"{member} has the shape {show(shape)}")
+        count *= side
+    size = archive.getinfo(member).file_size
+    if not dtype.hasobject and count * dtype.itemsize != size - header:
+        raise ValueError(f"{member} declares {dtype} {show(shape)} in {size - header} bytes")
+    return size
 
 
 def _stored_name(name: str, files: Sequence[str]) -> str | None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from feddumap.config import DataConfig
 from feddumap.data.dataset import Contents
+from feddumap.data.sources import parquet
 from feddumap.data.sources.columns import Column
 from feddumap.data.sources.images import Picture, decode, side_lengths
 from feddumap.data.sources.inputs import BYTES_OF_TEXT, Stored, text_tokens, to_stored
@@ -25,11 +26,12 @@ LABEL, LENGTH = "label", 256
 
 def from_table(path: Path, data: DataConfig, say: Say) -> Contents:
     """The data set of a file, and of the file `data.test` if given."""
-    train = rows(read_table(path, data), data, str(path), say)
+    train = rows(read_table(path, data), data, str(path), say, stored=path.stat().st_size)
     test = None
     if data.test is not None:
-        second = read_table(Path(data.test).expanduser(), data)
-        test = rows(second, data, data.test, say, channels=colour_channels(train.stored))
+        other = Path(data.test).expanduser()
+        second, channels = read_table(other, data), colour_channels(train.stored)
+        test = rows(second, data, data.test, say, channels=channels, stored=other.stat().st_size)
     return contents(train, test, data, f"the file {path}")
 
 
@@ -40,33 +42,37 @@ def colour_channels(train: Stored) -> int | None:
 
 def read_table(path: Path, data: DataConfig) -> Any:
     """The needed columns of a Parquet or CSV file."""
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     if path.suffix not in ENDINGS:
         raise FeddumapError(f"{path} is neither a .parquet nor a .csv file: expected one of them")
+    if path.suffix == ".csv":
+        return _read_csv(path)
+    return parquet.table(path, lambda schema: needed(schema.names, data, str(path)), "correct it")
+
+
+def _read_csv(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    one_thread = pyarrow.csv.ReadOptions(use_threads=False)  # errors then name the row
     try:
-        if path.suffix == ".csv":
-            one_thread = pyarrow.csv.ReadOptions(use_threads=False)  # errors then name the row
-            return _text_only(pyarrow.csv.read_csv(path, read_options=one_thread), str(path))
-        with pq.ParquetFile(path) as file:
-            names = needed(file.schema_arrow.names, data, str(path))
-            groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-            require_memory(sum(group.total_byte_size for group in groups), str(path))
-            return file.read(columns=names)
+        with path.open("rb") as file:
+            count = file.readline(one_thread.block_size).count(b",") + 1
+        if count > parquet.MOST_COLUMNS:
+            raise FeddumapError(f"{path} has {count:,} columns: expected at most {parquet.MOST_COLUMNS:,}")
+        require_memory(path.stat().st_size, str(path))
+        return _text_only(pyarrow.csv.read_csv(path, read_options=one_thread), str(path))
     except OSError as error:
         raise FeddumapError(f"cannot read the data set {path}: {error.strerror or error}") from None
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter in the names of columns
         reason = " ".join(str(error).split())
-        kind = "CSV" if path.suffix == ".csv" else "Parquet"
-        raise FeddumapError(f"{path} is not a readable {kind} file ({reason}): correct it") from None
+        raise FeddumapError(f"{path} is not a readable CSV file ({reason}): correct it") from None
 
 
 def _text_only(table: Any, origin: str) -> Any:
     """Refuse columns of a CSV file that are not UTF-8, which arrive as bytes."""
     from pyarrow import types
 
+    _ = table.column_names  # decoded here
     for field in table.schema:
         if not types.is_binary(field.type):
             continue
@@ -101,8 +107,10 @@ def rows(
     say: Say,
     classes: tuple[str, ...] | None = None,
     channels: int | None = None,
+    stored: int | None = None,
 ) -> Rows:
-    """The rows of a table, counted from 1 in errors; images have `channels`, or 1 if all are grey, else 3."""
+    """The rows of a table, counted from 1 in errors; images have `channels`, or 1 if all are grey, else 3.
+    `stored` are the bytes of its file, if it is one."""
     names = needed(table.column_names, data, origin)
     count = 1 if data.user is None else 2
     if not table.num_rows:
@@ -117,10 +125,17 @@ def rows(
     inputs = [column(name) for name in names[:-count]]
     users = column(names[-1]).users() if data.user is not None else None
     labels = column(names[-count]).labels()
-    return Rows(_inputs(inputs, data, origin, say, channels), labels, users, origin, where, classes)
+    return Rows(_inputs(inputs, data, origin, say, channels, stored), labels, users, origin, where, classes)
 
 
-def _inputs(found: Sequence[Column], data: DataConfig, origin: str, say: Say, channels: int | None) -> Stored:
+def _inputs(
+    found: Sequence[Column],
+    data: DataConfig,
+    origin: str,
+    say: Say,
+    channels: int | None,
+    stored: int | None,
+) -> Stored:
     def where(row: int) -> str:
         return f"{origin}: row {row + 1}"
 
@@ -133,6 +148,7 @@ def _inputs(found: Sequence[Column], data: DataConfig, origin: str, say: Say, ch
         raise FeddumapError(f"data.size = {data.size}: {origin} has no images; remove it")
     if len(found) == 1 and first.form == "text":
         length = data.length or LENGTH
+        require_memory(8 * length * len(first), first.title, stored, "set data.length to a smaller number")
         tokens, cut = text_tokens(first.texts(), length)
         if cut:
             say(f"{origin}: {cut} of {len(tokens)} texts are longer than {length} bytes (data.length): cut")
