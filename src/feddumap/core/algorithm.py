@@ -280,7 +280,8 @@ class Algorithm:
     the clock, `passes` tells how many samples each chosen device goes through (from their n_k and the number
     given), and `reply` how many bytes it will send. A `one_shot` method has one round, with every device.
     `screening` is not the method's: the configuration's rules for uploads, between their arrival and
-    `aggregate`.
+    `aggregate`. For those, `updates` says whether an upload is the model that was sent, trained further, and
+    `beside_mean` what `aggregate` takes from single uploads besides what `view.combine` makes of them.
     """
 
     local: Local
@@ -298,6 +299,8 @@ class Algorithm:
     reply: Callable[[Broadcast], int] = lambda message: message.reply_nbytes
     one_shot: bool = False
     screening: Screening = NO_SCREENING
+    updates: bool = True
+    beside_mean: str = ""
 
     def rounds(self, config: Config) -> int:
         """How many rounds a run has."""
