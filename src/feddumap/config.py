@@ -201,7 +201,7 @@ class AggregateConfig(Section):
         "mean", "clipped", "median", "trimmed", "krum", "multi-krum", "geometric-median", "trust"
     ] = Field("mean", description="the rule; all but mean tolerate some hostile devices")
     multiple: Positive = Field(
-        2.0, description="clipped: largest norm of an update, as a multiple of the median of recent rounds"
+        2.0, description="clipped, trust: largest norm of an update, as a multiple of the median of recent rounds"
     )
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.2, description="trimmed: share of the values that is left out at either end"
@@ -209,7 +209,11 @@ class AggregateConfig(Section):
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         0.2, description="krum, multi-krum: share of a round's devices that may be hostile"
     )
-    iterations: Count = Field(50, description="geometric-median: steps of Weiszfeld's algorithm, at most")
+    iterations: Count = Field(100, description="geometric-median: steps of Weiszfeld's algorithm, at most")
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.25,
+        description="trust: how much training may raise the loss on the server's images of a device's classes",
+    )
 
 
 class AttackConfig(Section):

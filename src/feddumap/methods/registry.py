@@ -7,7 +7,7 @@ points `feddumap.methods`, a user's `module:function`, or `python:NAME` for an o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -180,4 +180,4 @@ def compose(config: Config) -> Algorithm:
         algorithm = recipe.build(**given)
     else:
         algorithm = guarded(call(recipe.name, "function", recipe.build, **given), recipe.name)
-    return attacks.of(config, replace(algorithm, screening=screening.of(config)))
+    return attacks.of(config, screening.screened(config, algorithm))
