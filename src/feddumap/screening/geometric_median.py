@@ -1,6 +1,6 @@
 """The geometric median (RFA; Pillutla et al., 2022), by Weiszfeld's algorithm.
 
-    w = argmin Σ n_k ‖w − w_k‖:   β_k = n_k / max(ν, ‖w − w_k‖),  w ← Σ β_k w_k / Σ β_k, until β settles
+    w = argmin Σ n_k ‖w − w_k‖:   β_k = n_k / max(ν, ‖w − w_k‖),  w ← Σ β_k w_k / Σ β_k, until w settles
 
 It tolerates hostile models with less than half of all samples. Each group of tensors that comes along has a
 geometric median of its own. The iteration works on the inner products of the updates, so it costs one pass
@@ -20,8 +20,8 @@ from feddumap.screening.vectors import groups, inner_products
 
 SMALLEST = 1e-6
 """ν, as a multiple of the median norm of the updates."""
-TOLERANCE = 1e-10
-"""The iteration ends when no share changes by more."""
+TOLERANCE = 1e-9
+"""The iteration ends when the median moves by less, as a multiple of the median norm of the updates."""
 
 
 def shares(products: torch.Tensor, samples: torch.Tensor, iterations: int) -> torch.Tensor:
@@ -33,16 +33,16 @@ def shares(products: torch.Tensor, samples: torch.Tensor, iterations: int) -> to
     True
     """
     own = products.diagonal()
-    least = SMALLEST * float(own.quantile(0.5).sqrt()) or 1.0
+    length = float(own.quantile(0.5).sqrt()) or 1.0
     share = samples / samples.sum()
     for _ in range(iterations):
         towards = products @ share
         distances = (own - 2 * towards + share @ towards).clamp_min(0).sqrt()
-        new = samples / distances.clamp_min(least)
+        new = samples / distances.clamp_min(SMALLEST * length)
         new = new / new.sum()
-        change = float((new - share).abs().max())
+        step = new - share
         share = new
-        if change <= TOLERANCE:
+        if float(step @ products @ step) <= (TOLERANCE * length) ** 2:
             break
     return share
 

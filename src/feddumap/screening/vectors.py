@@ -69,7 +69,7 @@ def inner_products(
                 [update(one[here], None if origin is None else origin[here]) for one in flat]
             )
             total += rows @ rows.T
-    return total
+    return (total + total.T) / 2  # a matrix product need not be symmetric to the last bit
 
 
 def squared_distances(products: torch.Tensor) -> torch.Tensor:
