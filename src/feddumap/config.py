@@ -195,6 +195,45 @@ class ClockConfig(Section):
     )
 
 
+class AggregateConfig(Section):
+    """How uploads become one model: the weighted mean, or a rule that tolerates hostile devices."""
+
+    name: Literal[
+        "mean", "clipped", "median", "trimmed", "krum", "multi-krum", "geometric-median", "trust"
+    ] = Field("mean", description="the rule; all but mean tolerate some hostile devices")
+    multiple: Positive = Field(
+        2.0,
+        description="clipped, trust: largest norm of an update, as a multiple of the median of recent rounds",
+    )
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        0.2, description="trimmed: share of the values that is left out at either end"
+    )
+    hostile: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="krum, multi-krum: share of a round's devices that may be hostile"
+    )
+    iterations: Count = Field(100, description="geometric-median: steps of Weiszfeld's algorithm, at most")
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.25,
+        description="trust: how much training may raise the loss on the server's images of a device's classes",
+    )
+
+
+class AttackConfig(Section):
+    """Simulated hostile devices, to try a defence."""
+
+    name: Literal["none", "label-flip", "sign-flip", "scaling", "noise", "backdoor"] = Field(
+        "none", description="what hostile devices do to their labels, to their update or to their images"
+    )
+    share: Share = Field(0.2, description="share of all devices that are hostile")
+    scale: Positive = Field(
+        5.0, description="sign-flip, scaling, noise, backdoor: size of the false update relative to the true"
+    )
+    target: Annotated[int, Field(ge=0)] = Field(
+        0, description="backdoor: the class that images with the trigger are to get, from 0"
+    )
+    trigger: Count = Field(3, description="backdoor: side of the trigger, a square of white pixels")
+
+
 class RunConfig(Section):
     """Execution of the run; of these keys only the seed changes results, unless messages are lost."""
 
@@ -247,6 +286,8 @@ class Config(Section):
     method: MethodConfig = MethodConfig()
     train: TrainConfig = TrainConfig()
     clock: ClockConfig = ClockConfig()
+    aggregate: AggregateConfig = AggregateConfig()
+    attack: AttackConfig = AttackConfig()
     run: RunConfig = RunConfig()
 
     @staticmethod

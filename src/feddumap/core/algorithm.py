@@ -291,7 +291,8 @@ class Algorithm:
     the clock, `passes` tells how many samples each chosen device goes through (from their n_k and the number
     given), and `reply` how many bytes it will send. A `one_shot` method has one round, with every device.
     `screening` is not the method's: the configuration's rules for uploads, between their arrival and
-    `aggregate`.
+    `aggregate`. For those, `updates` says whether an upload is the model that was sent, trained further, and
+    `beside_mean` what `aggregate` takes from single uploads besides what `view.combine` makes of them.
 
     `mean_only` says whether the server needs no upload by itself, but only the weighted mean of all; by
     default it does if `aggregate` is `mean_of_uploads`. `uploads_extra` says whether uploads carry tensors
@@ -314,6 +315,8 @@ class Algorithm:
     reply: Callable[[Broadcast], int] = lambda message: message.reply_nbytes
     one_shot: bool = False
     screening: Screening = NO_SCREENING
+    updates: bool = True
+    beside_mean: str = ""
     mean_only: bool | None = None
     uploads_extra: bool = False
 

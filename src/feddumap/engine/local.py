@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from feddumap.attacks.samples import triggered
 from feddumap.config import Config
 from feddumap.core.messages import Answer, Architecture, Broadcast, Question, ServerState, Tensors, Upload
 from feddumap.data.dataset import Dataset
@@ -40,7 +41,11 @@ class Evaluator:
     def chunk(self, model: Model, start: int, stop: int) -> Score:
         images, labels = self.dataset.test_inputs, self.dataset.test_labels
         samples = Samples.take(images, labels, np.arange(start, stop)).to(self.config.run.device)
-        return score(model, samples, None if self.devices is None else self.devices[start:stop])
+        found = score(model, samples, None if self.devices is None else self.devices[start:stop])
+        if self.config.attack.name != "backdoor":
+            return found
+        marked = triggered(samples, self.config.attack)
+        return replace(found, backdoor=(score(model, marked).correct if len(marked) else 0, len(marked)))
 
     def whole(self, state: ServerState) -> Score:
         model = self.model(state.architecture, state.weights)

@@ -141,6 +141,7 @@ def rounds(
         score = evaluate(state) if due else None
         validation = _validation_score(state, context) if due else {}
         by_device = device_accuracy(score) if score else None
+        attacked = score is not None and score.backdoor[1]
         yield (
             state,
             Record(
@@ -163,6 +164,7 @@ def rounds(
                     **metrics,
                     **validation,
                     **({"device_accuracy": by_device} if by_device else {}),
+                    **({"backdoor": score.backdoor[0] / score.backdoor[1]} if attacked else {}),
                     **upload_filter.metrics({**absent, **metered.lost}),
                 },
             ),

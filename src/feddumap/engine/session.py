@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
+from feddumap import screening
 from feddumap.config import Config
 from feddumap.core import clock
 from feddumap.core.algorithm import Census, Cohort, Context, Progress
@@ -115,6 +116,7 @@ class Session:
                 f"method.name = {self.config.method.name!r} needs images on the server, but "
                 f"data.server_fraction = {self.config.data.server_fraction:g} gives none: raise it"
             )
+        screening.check(self.config, self._algorithm, len(self.split.server))
         rehearse(self.config, self.dataset, self.split, self.state)
 
     def __iter__(self) -> Iterator[Record]:

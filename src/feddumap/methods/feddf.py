@@ -151,4 +151,5 @@ class Student:
 def feddf(settings: Distillation) -> Algorithm:
     """The devices' models together teach their mean, on the server's images (Lin et al.)."""
     steps, patience = BUDGETS[settings.budget]
-    return replace(fedavg(), aggregate=ensemble_distillation(steps, patience), server_data=True)
+    aggregate = ensemble_distillation(steps, patience)
+    return replace(fedavg(), aggregate=aggregate, server_data=True, beside_mean="their mean outputs")

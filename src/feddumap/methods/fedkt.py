@@ -234,6 +234,8 @@ def knowledge_transfer(keys: Voting, training: Training) -> Algorithm:
         server_data=True,
         passes=partial(passes, keys.partitions, keys.subsets, training),
         reply=lambda message: keys.partitions * message.reply_nbytes,
+        updates=False,
+        beside_mean="their votes",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from feddumap import attacks, screening
 from feddumap.config import Config, MethodConfig, explain, type_name
 from feddumap.core.algorithm import Algorithm
 from feddumap.core.object_names import is_object
@@ -169,11 +170,14 @@ def keys(name: str) -> list[tuple[str, str, Any, str]]:
 
 
 def compose(config: Config) -> Algorithm:
-    """The algorithm that a configuration names, with its keys checked and defaults filled in. What the slots
-    of a method of the user's own return is checked whenever they are called."""
+    """The algorithm that a configuration names, with its keys checked and defaults filled in, the screening of
+    its uploads and simulated hostile devices. What the slots of a method of the user's own return is checked
+    whenever they are called."""
     resolved = resolve(config.method)
     recipe = find(resolved.name)
     given = signature.arguments(recipe.build, resolved.settings)
     if recipe.trusted:
-        return recipe.build(**given)
-    return guarded(call(recipe.name, "function", recipe.build, **given), recipe.name)
+        algorithm = recipe.build(**given)
+    else:
+        algorithm = guarded(call(recipe.name, "function", recipe.build, **given), recipe.name)
+    return attacks.of(config, screening.screened(config, algorithm))

@@ -28,6 +28,11 @@ def check(config: Config) -> None:
             f"run.secure = true with run.engine = {config.run.engine!r}: expected 'flower', since there is "
             "nothing to hide from the server in a simulation"
         )
+    if config.aggregate.name != "mean":
+        raise FeddumapError(
+            f"run.secure = true with aggregate.name = {config.aggregate.name!r}: the rule needs the upload of "
+            "every single device, which the server does not see; set aggregate.name = 'mean'"
+        )
     if reason := obstacle(compose(config)):
         raise FeddumapError(
             f"run.secure = true with method.name = {config.method.name!r}: {reason}; docs/deploy.md lists "

@@ -106,7 +106,7 @@ def _labels(configs: Sequence[Config]) -> list[str]:
         parts += [own[key] for key in NAMES[1:] if len({other[key] for other in flat}) > 1]
         alike = [other for other in flat if all(other[key] == own[key] for key in NAMES)]
         parts += [
-            f"{key.split('.', 1)[1]}={value}"
+            f"{key.removesuffix('.name').split('.', 1)[-1]}={value}"
             for key, value in own.items()
             if key not in NAMES and any(other.get(key) != value for other in alike)
         ]

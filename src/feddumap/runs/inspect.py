@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from feddumap.attacks import hostile_devices
 from feddumap.errors import FeddumapError
 from feddumap.runs.reader import read_config, read_records
+from feddumap.runs.screened import screened_devices
 from feddumap.runs.summary import accuracies, device_accuracy, evaluated, finished
 from feddumap.system import console
 from feddumap.system.console import byte_size, duration, percent, plural
@@ -59,6 +62,10 @@ def describe(path: Path) -> dict[str, Any]:
             for record in records
             for device, reason in record.get("lost", {}).items()
         ],
+        "defence": {
+            "rule": config.aggregate.name,
+            "devices": [asdict(device) for device in screened_devices(records, hostile_devices(config))],
+        },
         "curve": [_point(record) for record in _spread(evaluated(records))],
     }
 
@@ -79,7 +86,7 @@ def _spread(records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _point(record: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy")
+    names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy", "backdoor")
     point = {name: record[name] for name in names if name in record}
     if by_device := record.get("device_accuracy"):
         point |= {"devices_mean": by_device["mean"], "devices_worst_tenth": by_device["worst_tenth"]}
@@ -129,6 +136,8 @@ def show(value: dict[str, Any]) -> None:
         _show_pruning(pruning)
     if lost := value["lost"]:
         _show_lost(lost)
+    if screened := value["defence"]["devices"]:
+        _show_screened(value["defence"]["rule"], screened)
 
 
 def _show_lost(lost: list[dict[str, Any]]) -> None:
@@ -137,6 +146,20 @@ def _show_lost(lost: list[dict[str, Any]]) -> None:
     if len(lost) > POINTS:
         title += f": the last {POINTS} of {len(lost)} times"
     console.table(title, columns, [[each[name] for name in columns] for each in lost[-POINTS:]])
+
+
+def _show_screened(rule: str, devices: list[dict[str, Any]]) -> None:
+    title = f"Devices that the defence ({rule}) left out or clipped"
+    if len(devices) > POINTS:
+        title += f": {POINTS} of {len(devices)}"
+    columns = ("device", "uploads", "left_out", "clipped", "hostile", "reason")
+    if not any(device["hostile"] for device in devices):
+        columns = tuple(name for name in columns if name != "hostile")
+    console.table(
+        title,
+        [name.replace("_", " ") for name in columns],
+        [[device[name] for name in columns] for device in devices[:POINTS]],
+    )
 
 
 def _show_pruning(pruning: dict[str, Any]) -> None:

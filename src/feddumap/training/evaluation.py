@@ -23,13 +23,15 @@ CHUNK = 250
 
 @dataclass(frozen=True)
 class Score:
-    """The sums over some images: correct predictions, cross-entropy and number of images; and, if the images
-    belong to devices, the correct predictions and the number of images of each device."""
+    """The sums over some images: correct predictions, cross-entropy and number of images; if the images belong
+    to devices, the correct predictions and the number of images of each device; and, if a backdoor is tried,
+    the images with its trigger that are predicted as the attacker wants, and their number."""
 
     correct: int
     loss: float
     count: int
     devices: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    backdoor: tuple[int, int] = (0, 0)
 
     @staticmethod
     def total(parts: Iterable[Score]) -> Score:
@@ -43,6 +45,7 @@ class Score:
             math.fsum(score.loss for score in scores),
             sum(score.count for score in scores),
             devices,
+            (sum(score.backdoor[0] for score in scores), sum(score.backdoor[1] for score in scores)),
         )
 
     def to_json(self) -> list[Any]:
@@ -51,13 +54,15 @@ class Score:
             self.loss,
             self.count,
             [[device, *sums] for device, sums in self.devices.items()],
+            list(self.backdoor),
         ]
 
     @staticmethod
     def from_json(value: list[Any]) -> Score:
         """Read `to_json`'s result back."""
-        correct, loss, count, devices = value
-        return Score(correct, loss, count, {device: (right, of) for device, right, of in devices})
+        correct, loss, count, devices, (fooled, tried) = value
+        by_device = {device: (right, of) for device, right, of in devices}
+        return Score(correct, loss, count, by_device, (fooled, tried))
 
     @property
     def accuracy(self) -> float:

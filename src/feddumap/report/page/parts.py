@@ -6,16 +6,18 @@ import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from feddumap.attacks import hostile_devices
 from feddumap.report.charts import Axis, Chart
 from feddumap.report.lines import INK, Line, Style
 from feddumap.report.prunings import SeriesPruning
 from feddumap.report.series import RecordedRun, Series
 from feddumap.report.tables import Document, Table, TableCell
+from feddumap.runs.screened import screened_devices
 from feddumap.runs.summary import missing_devices
 from feddumap.system.console import plural
 
 STROKES = {"solid": "", "dash": "6 3", "dot": "1.5 2.5", "dashdot": "6 2.5 1.5 2.5", "longdash": "10 3"}
-MAX_MISSING = 50  # devices listed by name
+MAX_DEVICES = 50  # devices in a list
 MAX_OPEN = 12  # with more series, only the first table is open
 SHAPES = {
     "circle": "M14 6a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z",
@@ -167,6 +169,37 @@ def _fall(pruned: SeriesPruning, key: str, name: str) -> str:
     return f"{name.capitalize()}: {before:,.0f} before, {after:,.0f} after ({after / before - 1:+.1%}). "
 
 
+def screened(series: Sequence[Series], lines: Sequence[Line]) -> str:
+    """For each run whose defence left out or clipped uploads, a table of their devices; empty if none did."""
+    pairs = zip(series, lines, strict=True)
+    return "".join(_screened(each.label, run, line.style) for each, line in pairs for run in each.runs)
+
+
+def _screened(label: str, run: RecordedRun, style: Style) -> str:
+    found = screened_devices(run.records, hostile_devices(run.config))
+    if not found:
+        return ""
+    attacked = run.config.attack.name != "none"
+    heads = ["device", "uploads", "left out", "clipped", *(["hostile"] if attacked else []), "reason"]
+    rows = []
+    for each in found[:MAX_DEVICES]:
+        numbers = "".join(
+            f'<td class="right">{n:,}</td>' for n in (each.uploads, each.left_out, each.clipped)
+        )
+        known = f"<td>{'yes' if each.hostile else 'no'}</td>" if attacked else ""
+        rows.append(
+            f'<tr><th scope="row">{each.device}</th>{numbers}{known}<td>{escape(each.reason)}</td></tr>'
+        )
+    more = f"<p>{MAX_DEVICES} of {len(found):,} devices.</p>" if len(found) > MAX_DEVICES else ""
+    title = f"{escape(label)} · seed {run.seed} · {escape(run.config.aggregate.name)}"
+    columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    return (
+        f"<details><summary>{swatch(style)}<span>{title}</span></summary>{more}"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Devices left out of {title}">'
+        f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+    )
+
+
 def unfinished_runs(series: Sequence[Series]) -> str:
     """A list of the unfinished runs, if any."""
     found = [
@@ -211,7 +244,7 @@ def _missing(run: RecordedRun) -> str:
         return ""
     items = "".join(
         f"<li>device {device}, {plural(rounds, 'round')}, last in round {last}: {escape(reason)}</li>"
-        for device, rounds, last, reason in found[:MAX_MISSING]
+        for device, rounds, last, reason in found[:MAX_DEVICES]
     )
-    more = f"<li>and {len(found) - MAX_MISSING} more</li>" if len(found) > MAX_MISSING else ""
+    more = f"<li>and {len(found) - MAX_DEVICES} more</li>" if len(found) > MAX_DEVICES else ""
     return f"<dt>Missing devices</dt><dd><ul>{items}{more}</ul></dd>"

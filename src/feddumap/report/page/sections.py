@@ -83,6 +83,8 @@ def sections(value: Content) -> list[tuple[str, str, str]]:
     found.append(("cost", *charts["cost"]))
     if value.pruned:
         found.append(("pruning", "Pruning", _pruned(value)))
+    if screened := parts.screened(value.series, value.lines):
+        found.append(("defence", "Left out by the defence", screened))
     found.append(("labels", "Label distribution", _mixes(value)))
     found.append(("runs", "Runs", parts.runs(value.series, value.lines)))
     return found
