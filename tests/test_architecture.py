@@ -18,6 +18,7 @@ LAYERS = [
     ["data", "models"],
     ["training"],
     ["pruning", "device"],
+    ["screening"],
     ["methods"],
     ["engine", "runs"],
     ["report"],

@@ -91,11 +91,12 @@ def rounds(
     while state.round < last:
         # 1. reshape: the model changes shape in some rounds
         metered = MeteredCohort(cohort)
-        state, shape_metrics = algorithm.reshape(state, context, metered)
+        asked = algorithm.screening.asked(state, context, metered)
+        state, shape_metrics = algorithm.reshape(state, *asked)
 
         # 2. select: devices that would miss the deadline are dropped
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
-        chosen = algorithm.choose(config, state.round)
+        chosen = algorithm.choose(config, state.round, context.secret)
         timing = context.clock.round(chosen, _work(algorithm, message, context, chosen, shared))
 
         # 3. train: uploads are checked as they arrive
@@ -111,10 +112,10 @@ def rounds(
         # 4. aggregate; 5. server step
         weights = state.weights
         metrics: Metrics = {}
-        if timing.finished:
+        if timing.finished or algorithm.screening.empty_rounds:
             with layer_noise(config.run.seed, "layers", state.round):
                 merged = algorithm.aggregate(uploads, view)
-                view = replace(view, extra=merged.extra)
+                view = screening.disclose(replace(view, extra=merged.extra))
                 weights, steps, metrics = algorithm.server.apply(merged.weights, steps, view)
             kept, screened = screening.end()
             metrics = {**merged.metrics, **metrics, **screened}
@@ -228,6 +229,8 @@ class UploadFilter:
             sent = upload.nbytes(self._message.mask)
             self.receipts[upload.device] = Receipt(upload.device, upload.samples, upload.steps, sent)
             yield upload
+        if not expected:
+            return
         if not self.receipts and self._lost:
             device, reason = next(iter(self._lost.items()))
             raise FeddumapError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
@@ -89,6 +90,7 @@ class Session:
         shape, start = separate(shape, initial_weights(shape, config, directory))
         self.state = initial_state(shape, self._algorithm, start)
         self._in_memory = InMemoryStore()
+        self._key = secrets.randbits(256)
         self._trackers: list[Tracker] | None = None
         self._iteration: Generator[Record] | None = None
         self._stopping = False
@@ -200,7 +202,7 @@ class Session:
         if engine is not None:
             return engine(self)
         states: StateStore = self.directory.memory if self.directory is not None else self._in_memory
-        workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
+        workers = config.run.workers or max(1, min(cores(), len(self._algorithm.choose(config, 0))))
         server: ForkServer | None = None
         if workers > 1 and config.run.device == "cpu" and objects.used(config):
             try:
@@ -221,7 +223,15 @@ class Session:
         census = take_census(engine, self.state, self.config, self._algorithm.labels)
         held_out = self._validation()
         validation = Samples.take(data.train_inputs, data.train_labels, held_out) if len(held_out) else None
-        return Context(self.config, server, census, self._clock, progress, validation)
+        return Context(self.config, server, census, self._clock, progress, validation, self._secret())
+
+    def _secret(self) -> int | None:
+        """The key of a private run: of its directory, or else of this object."""
+        if not (self.config.privacy.on and self.config.privacy.secret):
+            return None
+        if self.directory is not None:
+            return self.directory.secret(new=self.state.round == 0)
+        return self._key
 
     def _validation(self) -> np.ndarray:
         data, config = self.dataset, self.config

@@ -7,12 +7,13 @@ points `feddumap.methods`, a user's `module:function`, or `python:NAME` for an o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from feddumap import screening
 from feddumap.config import Config, MethodConfig, explain, type_name
 from feddumap.core.algorithm import Algorithm
 from feddumap.core.object_names import is_object
@@ -169,11 +170,15 @@ def keys(name: str) -> list[tuple[str, str, Any, str]]:
 
 
 def compose(config: Config) -> Algorithm:
-    """The algorithm that a configuration names, with its keys checked and defaults filled in. What the slots
-    of a method of the user's own return is checked whenever they are called."""
+    """The algorithm that a configuration names, with its keys checked and defaults filled in, and the
+    screening of its uploads. What the slots of a method of the user's own return is checked whenever they are called."""
     resolved = resolve(config.method)
     recipe = find(resolved.name)
     given = signature.arguments(recipe.build, resolved.settings)
     if recipe.trusted:
-        return recipe.build(**given)
-    return guarded(call(recipe.name, "function", recipe.build, **given), recipe.name)
+        made = algorithm = recipe.build(**given)
+    else:
+        made = call(recipe.name, "function", recipe.build, **given)
+        algorithm = guarded(made, recipe.name)
+    checked = config.model_copy(update={"method": resolved})
+    return replace(algorithm, screening=screening.of(checked, made))

@@ -23,15 +23,18 @@ def atomic_replacement(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file of bytes atomically."""
+def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file of bytes atomically; with `mode` it has these permissions from the start."""
     with atomic_replacement(path) as temporary:
+        if mode is not None:
+            temporary.touch(mode)
+            temporary.chmod(mode)
         temporary.write_bytes(data)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
     """Write a text file atomically."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), mode)
 
 
 def sync(path: Path) -> None:
