@@ -219,7 +219,8 @@ class PrivacyConfig(Section):
         "and not private from those who know the seed",
     )
     label_clip: Positive = Field(
-        100.0, description="norm to which a device's label counts are clipped, in samples, where they are used"
+        100.0,
+        description="norm to which a device's label counts are clipped, where a method uses them",
     )
     rate_noise: Positive = Field(
         10.0, description="standard deviation of the noise on the sum of the devices' pruning rates"

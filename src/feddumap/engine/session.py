@@ -43,6 +43,7 @@ from feddumap.runs import trackers
 from feddumap.runs.directory import RunDirectory
 from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
 from feddumap.runs.trackers.base import Tracker
+from feddumap.screening.privacy import spent as epsilon_after
 from feddumap.system.callbacks import Say, ignore
 from feddumap.system.determinism import cores, deterministic
 from feddumap.training.evaluation import Score
@@ -116,7 +117,19 @@ class Session:
                 f"method.name = {self.config.method.name!r} needs images on the server, but "
                 f"data.server_fraction = {self.config.data.server_fraction:g} gives none: raise it"
             )
+        self._check_privacy()
         rehearse(self.config, self.dataset, self.split, self.state)
+
+    def _check_privacy(self) -> None:
+        privacy = self.config.privacy
+        if privacy.on and privacy.epsilon is not None:
+            spent = epsilon_after(self.config, self._algorithm, self.rounds)
+            if spent > privacy.epsilon:
+                raise FeddumapError(
+                    f"privacy.noise = {privacy.noise:g} gives ε = {spent:.4g} after {self.rounds} rounds, "
+                    f"more than privacy.epsilon = {privacy.epsilon:g}: raise one of them, or leave "
+                    "privacy.noise out"
+                )
 
     def __iter__(self) -> Iterator[Record]:
         return self.iterate()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feddumap.errors import FeddumapError
+from feddumap.runs import privacy
 from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import accuracies, device_accuracy, evaluated, finished
 from feddumap.system import console
@@ -33,6 +34,7 @@ def describe(path: Path) -> dict[str, Any]:
         "finished": done,
         "accuracy": accuracies(records),
         "device_accuracy": device_accuracy(records),
+        "privacy": privacy.describe(config, records),
         "clock": records[-1]["clock"],
         "wall": records[-1]["wall"],
         "bytes_down": sum(record["bytes_down"] for record in records),
@@ -76,7 +78,7 @@ def _spread(records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _point(record: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy")
+    names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy", "epsilon")
     point = {name: record[name] for name in names if name in record}
     if by_device := record.get("device_accuracy"):
         point |= {"devices_mean": by_device["mean"], "devices_worst_tenth": by_device["worst_tenth"]}
@@ -109,6 +111,8 @@ def show(value: dict[str, Any]) -> None:
     ]
     if value["device_accuracy"]:
         rows.insert(3, ("accuracy of devices", devices_text(value["device_accuracy"])))
+    if value["privacy"]:
+        rows.append(("privacy", privacy.statement(value["privacy"])))
     for what, count in value["left_out"].items():
         if count:
             rows.append((f"models {what}", str(count)))

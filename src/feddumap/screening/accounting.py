@@ -22,7 +22,7 @@ from feddumap.errors import FeddumapError
 ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 512)
 """The orders α at which divergences are computed: those of TensorFlow Privacy without 256, which is slow."""
 
-MOST_NOISE = 1e5
+MOST_NOISE = math.log(1e5)
 TOLERANCE = 1e-3  # relative, of ε
 
 
@@ -70,25 +70,30 @@ def _round_divergences(sampling: str, devices: int, cohort: int, multiplier: flo
 
 
 def calibrated(releases: Releases, rounds: int, epsilon: float, delta: float) -> Releases:
-    """The releases with the least multiplier for which ε is at most `epsilon`, to within a thousandth."""
-    high = 1.0
-    while replace(releases, multiplier=high).epsilon(rounds, delta) > epsilon:
-        high *= 2
+    """The releases with the multiplier for which ε is at most `epsilon`, and less than it by a thousandth at
+    most."""
+    from scipy.optimize import brentq  # slow to import
+
+    aim = math.log(epsilon * (1 - TOLERANCE / 2))
+
+    def excess(log_multiplier: float) -> float:
+        found = replace(releases, multiplier=math.exp(log_multiplier)).epsilon(rounds, delta)
+        return math.log(found) - aim if found else -math.inf
+
+    low = high = 0.0
+    while excess(high) > 0:
+        low, high = high, high + 1
         if high > MOST_NOISE:
             raise FeddumapError(
                 f"privacy.epsilon = {epsilon:g} cannot be had with any noise at δ = {delta:g}: give a larger "
                 "one, or raise privacy.rate_noise if the method asks devices for pruning rates"
             )
-    low = high
-    while replace(releases, multiplier=low).epsilon(rounds, delta) <= epsilon:
-        low /= 2
-    while True:
-        middle = math.sqrt(low * high)
-        found = replace(releases, multiplier=middle).epsilon(rounds, delta)
-        low, high = (middle, high) if found > epsilon else (low, middle)
-        reached = replace(releases, multiplier=high)
-        if reached.epsilon(rounds, delta) >= (1 - TOLERANCE) * epsilon or high / low < 1 + 1e-6:
-            return reached
+    while excess(low) <= 0:
+        low, high = low - 1, low
+    root = float(brentq(excess, low, high, xtol=TOLERANCE / 20))
+    while excess(root) > TOLERANCE / 2:
+        root += TOLERANCE / 20
+    return replace(releases, multiplier=math.exp(root))
 
 
 @lru_cache(maxsize=1)

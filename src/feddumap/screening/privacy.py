@@ -164,7 +164,7 @@ class PrivateRound(ScreeningRound):
         Integers (batch norm's counters) stay as they were, since they count a device's steps."""
         sums = {
             name: torch.zeros(tensor.shape, dtype=torch.float64)
-            for name, tensor in self._start.items()
+            for name, tensor in sorted(self._start.items())  # in the order of names, as the noise is drawn
             if tensor.is_floating_point()
         }
         for weight, tensors in parts:
@@ -243,8 +243,10 @@ class PrivateCohort:
             return
         config = self.context.config
         noise = _stream(self.context, "privacy-rates", broadcast.round).standard_normal()
-        answers = self.cohort.survey(question, broadcast, devices)
-        total = math.fsum(min(1.0, max(0.0, float(answer.values["p"]))) for answer in answers)
+        total = 0.0
+        for count, answer in enumerate(self.cohort.survey(question, broadcast, devices), start=1):
+            self.context.progress("pruning rates", count, len(devices))
+            total += min(1.0, max(0.0, float(answer.values["p"])))
         mean = (total + config.privacy.rate_noise * noise) / config.data.devices
         yield Answer(0, {"p": min(1.0, max(0.0, float(mean)))})
 
