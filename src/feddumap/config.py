@@ -13,7 +13,7 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from feddumap.errors import FeddumapError, show
@@ -234,6 +234,52 @@ class AttackConfig(Section):
     trigger: Count = Field(3, description="backdoor: side of the trigger, a square of white pixels")
 
 
+class PrivacyConfig(Section):
+    """Device-level differential privacy of the models of all rounds; off unless privacy.clip is set."""
+
+    clip: Positive | None = Field(
+        None, description="S: norm to which a device's whole upload is clipped; without it privacy is off"
+    )
+    noise: Positive | None = Field(
+        None, description="z: noise of standard deviation z·S is added to the sum of a round's uploads"
+    )
+    epsilon: Positive | None = Field(
+        None, description="ε of the whole run, from which the noise follows if privacy.noise is not set"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="δ at which ε is stated; default 1e-5, or devices^-1.1 if that is less"
+    )
+    sampling: Literal["poisson", "fixed"] = Field(
+        "poisson",
+        description="each device joins a round with probability cohort/devices, or exactly cohort of them",
+    )
+    secret: bool = Field(
+        True,
+        description="draw noise and cohorts from a secret key of the run; false: from run.seed, repeatable, "
+        "and not private from those who know the seed",
+    )
+    label_clip: Positive = Field(
+        100.0,
+        description="norm to which a device's label counts are clipped, where a method uses them",
+    )
+    rate_noise: Positive = Field(
+        10.0, description="standard deviation of the noise on the sum of the devices' pruning rates"
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether the run is differentially private."""
+        return self.clip is not None
+
+    @model_validator(mode="after")
+    def _complete(self) -> PrivacyConfig:
+        if self.on and self.noise is None and self.epsilon is None:
+            raise ValueError("set privacy.noise, or privacy.epsilon, from which the noise follows")
+        if not self.on and (self.noise or self.epsilon):
+            raise ValueError("set privacy.clip, the norm to which uploads are clipped, too")
+        return self
+
+
 class RunConfig(Section):
     """Execution of the run; of these keys only the seed changes results, unless messages are lost."""
 
@@ -288,6 +334,7 @@ class Config(Section):
     clock: ClockConfig = ClockConfig()
     aggregate: AggregateConfig = AggregateConfig()
     attack: AttackConfig = AttackConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     run: RunConfig = RunConfig()
 
     @staticmethod

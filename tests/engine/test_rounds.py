@@ -235,7 +235,7 @@ def test_test_images_never_reach_the_server(home: object) -> None:
     held = {int(index) for device in range(6) for index in run.split.device(device)}
     assert not held & set(run.split.server.tolist())
     fields = set(context.__dataclass_fields__)
-    assert fields == {"config", "server", "census", "clock", "progress", "validation"}
+    assert fields == {"config", "server", "census", "clock", "progress", "validation", "secret"}
     assert context.validation is None  # training images too, if there are any: see test_validation
 
 

@@ -77,7 +77,8 @@ class Context:
     """What every server-side step may see. Test data is not in it. Over a run it stays the same, except for
     the census, which devices may join.
 
-    `validation` are images that the server keeps from all training.
+    `validation` are images that the server keeps from all training. `secret` seeds, in place of the run's
+    seed, what must not be predictable: the cohorts and the noise of a private run.
     """
 
     config: Config
@@ -86,6 +87,7 @@ class Context:
     clock: Clock
     progress: Progress = lambda *_: None
     validation: Samples | None = None
+    secret: int | None = None
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ def mean_of_uploads(uploads: Iterable[Upload], view: RoundView) -> Merged:
             yield upload.weight, {**upload.weights, **upload.extra}
 
     mean = view.combine(parts())
-    weights = {name: mean.pop(name) for name in names}
+    weights = {name: mean.pop(name) for name in names or view.state.weights}
     return Merged(weights, mean)
 
 
@@ -329,6 +331,6 @@ class Algorithm:
         """How many rounds a run has."""
         return min(1, config.train.rounds) if self.one_shot else config.train.rounds
 
-    def choose(self, config: Config, number: int) -> Sequence[int]:
+    def choose(self, config: Config, number: int, secret: int | None = None) -> Sequence[int]:
         """The devices of a round."""
-        return range(config.data.devices) if self.one_shot else select(config, number)
+        return range(config.data.devices) if self.one_shot else select(config, number, secret)

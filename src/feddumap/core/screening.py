@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from feddumap.core.messages import Tensors, Upload
+from feddumap.core.messages import ServerState, Tensors, Upload
 from feddumap.core.tensors import weighted_mean
 
 if TYPE_CHECKING:
-    from feddumap.core.algorithm import RoundView
+    from feddumap.core.algorithm import Cohort, Context, RoundView
 
 Parts = Iterable[tuple[float, Tensors]]
 """Weights n_k and tensors, one upload after another."""
@@ -37,6 +37,10 @@ class ScreeningRound(Protocol):
         """One set of tensors; methods call it as `view.combine`."""
         ...
 
+    def disclose(self, view: RoundView) -> RoundView:
+        """What the server steps may see of the round."""
+        return view
+
     def end(self) -> tuple[Tensors, dict[str, Any]]:
         """The screening's tensors after the round, and what it reports for the record."""
         ...
@@ -44,12 +48,16 @@ class ScreeningRound(Protocol):
 
 @dataclass(frozen=True)
 class Screening:
-    """`begin` starts a round, given the screening's tensors (none before the first round)."""
+    """`begin` starts a round, given the screening's tensors (none before the first round). `asked` is what a
+    reshaping step may see and whom it may ask. With `empty_rounds`, a round without any upload is aggregated
+    as well."""
 
     begin: Callable[[Tensors, RoundView], ScreeningRound]
+    asked: Callable[[ServerState, Context, Cohort], tuple[Context, Cohort]] = lambda _, *given: given
+    empty_rounds: bool = False
 
 
-class _Everything:
+class _Everything(ScreeningRound):
     """Every upload counts as it is, in the weighted mean."""
 
     def admit(self, uploads: Iterable[Upload]) -> Iterator[Upload]:

@@ -18,6 +18,7 @@ from feddumap.errors import FeddumapError
 from feddumap.methods import registry, secure
 from feddumap.models import architecture
 from feddumap.runs import trackers
+from feddumap.screening import privacy
 from feddumap.system.callbacks import Say, ignore
 from feddumap.training.backends import choose_kernels
 
@@ -57,7 +58,23 @@ def complete(config: Config, dataset: Dataset, say: Say = ignore) -> Config:
     train = config.train.model_copy(update={"kernels": kernels})
     method = registry.resolve(config.method)
     timed = clock.resolve(config.clock, config.model.name)
-    return config.model_copy(update={"method": method, "data": data, "train": train, "clock": timed})
+    config = config.model_copy(update={"method": method, "data": data, "train": train, "clock": timed})
+    return _complete_privacy(config, say) if config.privacy.on else config
+
+
+def _complete_privacy(config: Config, say: Say) -> Config:
+    """Fill in δ and the noise, and say what ε the run will have."""
+    algorithm = registry.compose(config)
+    config = config.model_copy(update={"privacy": privacy.completed(config, algorithm)})
+    rounds = algorithm.rounds(config)
+    epsilon, target = privacy.spent(config, algorithm, rounds), config.privacy.epsilon
+    above = target is not None and epsilon > target
+    say(
+        f"privacy: ε = {epsilon:.3g} at δ = {config.privacy.delta:.3g} after {rounds} rounds, with a noise "
+        f"multiplier of {config.privacy.noise:.4g}"
+        + (f"; that is above privacy.epsilon = {target:g}" if above else "")
+    )
+    return config
 
 
 def architecture_of(config: Config, dataset: Dataset) -> Architecture:

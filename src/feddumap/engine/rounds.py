@@ -84,7 +84,7 @@ def rounds(
     sent_once = state.architecture.frozen if state.round else ""  # the frozen tensors that devices have
     while state.round < last:
         # 0. devices that were absent may have joined
-        chosen = algorithm.choose(config, state.round)
+        chosen = algorithm.choose(config, state.round, context.secret)
         if context.census.missing:
             census = join_census(
                 context.census, cohort, broadcast_of(state, config), algorithm.labels, chosen
@@ -95,13 +95,14 @@ def rounds(
 
         # 1. reshape: the model changes shape in some rounds
         metered = MeteredCohort(cohort)
-        state, shape_metrics = algorithm.reshape(state, context, metered)
+        asked = algorithm.screening.asked(state, context, metered)
+        state, shape_metrics = algorithm.reshape(state, *asked)
 
         # 2. select: devices that would miss the deadline are dropped
         message = replace(broadcast_of(state, config), extra=algorithm.send(state))
         present = context.census.present(chosen)
         timing = context.clock.round(present, _work(algorithm, message, context, present, shared))
-        if not timing.finished:
+        if present and not timing.finished:
             there = context.census.present(everyone)
             require_finisher(context.clock, there, _work(algorithm, message, context, there, shared))
 
@@ -119,10 +120,10 @@ def rounds(
         # 4. aggregate; 5. server step
         weights = state.weights
         metrics: Metrics = {}
-        if timing.finished:
+        if timing.finished or algorithm.screening.empty_rounds:
             with layer_noise(config.run.seed, "layers", state.round):
                 merged = algorithm.aggregate(uploads, view)
-                view = replace(view, extra=merged.extra)
+                view = screening.disclose(replace(view, extra=merged.extra))
                 weights, steps, metrics = algorithm.server.apply(merged.weights, steps, view)
             kept, screened = screening.end()
             metrics = {**merged.metrics, **metrics, **screened}
@@ -141,7 +142,7 @@ def rounds(
         score = evaluate(state) if due else None
         validation = _validation_score(state, context) if due else {}
         by_device = device_accuracy(score) if score else None
-        attacked = score is not None and score.backdoor[1]
+        backdoor = _backdoor(score) if score else {}
         yield (
             state,
             Record(
@@ -164,7 +165,7 @@ def rounds(
                     **metrics,
                     **validation,
                     **({"device_accuracy": by_device} if by_device else {}),
-                    **({"backdoor": score.backdoor[0] / score.backdoor[1]} if attacked else {}),
+                    **backdoor,
                     **upload_filter.metrics({**absent, **metered.lost}),
                 },
             ),
@@ -238,6 +239,8 @@ class UploadFilter:
             sent = upload.nbytes(self._message.mask)
             self.receipts[upload.device] = Receipt(upload.device, upload.samples, upload.steps, sent)
             yield upload
+        if not expected:
+            return
         if not self.receipts and self._lost:
             device, reason = next(iter(self._lost.items()))
             raise FeddumapError(
@@ -314,6 +317,12 @@ def active_parameters(state: ServerState) -> int:
     """The number of trainable parameters that the mask, if any, keeps."""
     masked = sum(int((~kept).sum()) for kept in state.mask.values())
     return parameters(state.architecture) - masked
+
+
+def _backdoor(score: Score) -> Metrics:
+    """The share of triggered test images that are predicted as the attacker wants, if a backdoor is tried."""
+    success, count = score.backdoor
+    return {"backdoor": success / count} if count else {}
 
 
 def _finite(value: float) -> float | None:

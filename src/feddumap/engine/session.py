@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
@@ -44,6 +45,7 @@ from feddumap.runs import integrity, trackers
 from feddumap.runs.directory import RunDirectory
 from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
 from feddumap.runs.trackers.base import Tracker
+from feddumap.screening.privacy import spent as epsilon_after
 from feddumap.system.callbacks import Say, ignore
 from feddumap.system.determinism import cores, deterministic
 from feddumap.training.evaluation import Score
@@ -91,6 +93,7 @@ class Session:
         shape, start = separate(shape, initial_weights(shape, config, directory))
         self.state = initial_state(shape, self._algorithm, start)
         self._in_memory = InMemoryStore()
+        self._key = secrets.randbits(256)
         self._trackers: list[Tracker] | None = None
         self._iteration: Generator[Record] | None = None
         self._stopping = False
@@ -117,7 +120,19 @@ class Session:
                 f"data.server_fraction = {self.config.data.server_fraction:g} gives none: raise it"
             )
         screening.check(self.config, self._algorithm, len(self.split.server))
+        self._check_privacy()
         rehearse(self.config, self.dataset, self.split, self.state)
+
+    def _check_privacy(self) -> None:
+        privacy = self.config.privacy
+        if privacy.on and privacy.epsilon is not None:
+            spent = epsilon_after(self.config, self._algorithm, self.rounds)
+            if spent > privacy.epsilon:
+                raise FeddumapError(
+                    f"privacy.noise = {privacy.noise:g} gives ε = {spent:.4g} after {self.rounds} rounds, "
+                    f"more than privacy.epsilon = {privacy.epsilon:g}: raise one of them, or leave "
+                    "privacy.noise out"
+                )
 
     def __iter__(self) -> Iterator[Record]:
         return self.iterate()
@@ -207,7 +222,7 @@ class Session:
         if engine is not None:
             return engine(self)
         states: StateStore = self.directory.memory if self.directory is not None else self._in_memory
-        workers = config.run.workers or min(cores(), len(self._algorithm.choose(config, 0)))
+        workers = config.run.workers or max(1, min(cores(), len(self._algorithm.choose(config, 0))))
         server: ForkServer | None = None
         if workers > 1 and config.run.device == "cpu" and objects.used(config):
             try:
@@ -238,7 +253,15 @@ class Session:
         self._remember_census(census)
         held_out = self._validation()
         validation = Samples.take(data.train_inputs, data.train_labels, held_out) if len(held_out) else None
-        return Context(self.config, server, census, self._clock, progress, validation)
+        return Context(self.config, server, census, self._clock, progress, validation, self._secret())
+
+    def _secret(self) -> int | None:
+        """The key of a private run: of its directory, or else of this object."""
+        if not (self.config.privacy.on and self.config.privacy.secret):
+            return None
+        if self.directory is not None:
+            return self.directory.secret(new=self.state.round == 0)
+        return self._key
 
     def _earlier_census(self) -> Census | None:
         """What devices told before the run was interrupted, for those that are not there yet."""

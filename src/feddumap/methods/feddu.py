@@ -166,7 +166,7 @@ def never_acts(update: DynamicUpdate) -> Idle:
         degree_server = degree_of_server(context.server, labels)
         largest = 0.0
         for number in range(config.train.rounds):
-            chosen = select(config, number)
+            chosen = select(config, number, context.secret)
             degree = degree_of_devices(labels, chosen, update.degree)
             samples = int(context.census.samples[chosen].sum())
             largest = effective_share(

@@ -30,8 +30,13 @@ def check(config: Config) -> None:
         )
     if config.aggregate.name != "mean":
         raise FeddumapError(
-            f"run.secure = true with aggregate.name = {config.aggregate.name!r}: the rule needs the upload of "
-            "every single device, which the server does not see; set aggregate.name = 'mean'"
+            f"run.secure = true with aggregate.name = {config.aggregate.name!r}: the rule needs every single "
+            "upload, which the server does not see; set aggregate.name = 'mean'"
+        )
+    if config.privacy.on:
+        raise FeddumapError(
+            "run.secure = true cannot go with [privacy]: the server clips every single upload, which it does "
+            "not see; leave one of them out"
         )
     if reason := obstacle(compose(config)):
         raise FeddumapError(

@@ -9,6 +9,7 @@ from typing import Any
 from feddumap.config import Config
 from feddumap.report.series import Series
 from feddumap.report.statistics import Comparison
+from feddumap.runs import privacy
 
 # rounds have a separate note; the others may differ in a fair comparison
 NOT_COMPARED: Any = {"train": {"rounds", "stack"}, "run": True, "method": True}
@@ -22,6 +23,7 @@ def notes(found: Sequence[Series], value: Comparison) -> tuple[str, ...]:
         *_evaluations(value),
         *_settings(found, value),
         *_tests(value),
+        *_privacy(found),
     )
 
 
@@ -83,6 +85,14 @@ def _tests(value: Comparison) -> Iterator[str]:
             f"The difference to {value.base} is the same for every seed, so its variance is zero and p is a "
             f"limit: {', '.join(constant)}."
         )
+
+
+def _privacy(found: Sequence[Series]) -> Iterator[str]:
+    for each in found:
+        told = [privacy.describe(run.config, run.records) for run in each.runs]
+        if private := [value for value in told if value is not None]:
+            largest = max(private, key=lambda value: value["epsilon"] or 0.0)
+            yield f"Privacy of {each.label}: {privacy.statement(largest)}."
 
 
 def _who(value: Comparison, paths: set[str]) -> str:

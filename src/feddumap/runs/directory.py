@@ -11,6 +11,7 @@ checkpoint-*.json    the server state, with its tensors in the .safetensors file
 devices/             the state of devices between rounds, for methods with stateful devices
 token                with Flower: identifies the run on devices
 census.json          with Flower: what devices told of their data
+privacy.key          of private runs: what their noise and cohorts are drawn from; for their owner alone
 nodes/               in Flower's simulation: the state of its nodes
 summary.json         written when the run finishes
 """
@@ -60,7 +61,7 @@ from feddumap.system.json_text import parse_json
 KEPT_CHECKPOINTS = 2
 FIRST = (SPLIT, FIRST_WEIGHTS)
 NAMES = (
-    r"(config\.toml|(command|token)(\.txt)?|records\.jsonl|(summary|code|census)\.json|"
+    r"(config\.toml|(command|token)(\.txt)?|privacy\.key|records\.jsonl|(summary|code|census)\.json|"
     r"checkpoint-\d+\.(json|safetensors)|(split|first-weights|frozen-\w+)\.safetensors)"
 )
 """The names of the files that this module writes, as a pattern."""
@@ -161,6 +162,20 @@ class RunDirectory:
         if not path.exists():
             write_text(path, secrets.token_hex(16) + "\n")
         return path.read_text(encoding="utf-8").strip()
+
+    def secret(self, new: bool) -> int:
+        """The key of a private run, which seeds its noise and its cohorts: drawn once, then read. It is an
+        error if it is missing and the run is not `new`."""
+        path = self.path / "privacy.key"
+        if new and not path.exists():
+            write_text(path, secrets.token_hex(32) + "\n", mode=0o600)
+        try:
+            return int(path.read_text(encoding="utf-8"), 16)
+        except (OSError, ValueError):
+            raise FeddumapError(
+                f"{path} is missing or unreadable: the rounds after it would have other noise than those "
+                "before; restore it, or start a new run under another name"
+            ) from None
 
     def census(self) -> Any:
         """What devices told of their data, if it is stored and is JSON."""

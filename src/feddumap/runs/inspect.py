@@ -9,6 +9,7 @@ from typing import Any
 
 from feddumap.attacks import hostile_devices
 from feddumap.errors import FeddumapError
+from feddumap.runs import privacy
 from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.screened import screened_devices
 from feddumap.runs.summary import accuracies, device_accuracy, evaluated, finished
@@ -36,6 +37,7 @@ def describe(path: Path) -> dict[str, Any]:
         "finished": done,
         "accuracy": accuracies(records),
         "device_accuracy": device_accuracy(records),
+        "privacy": privacy.describe(config, records),
         "clock": records[-1]["clock"],
         "wall": records[-1]["wall"],
         "bytes_down": sum(record["bytes_down"] for record in records),
@@ -86,7 +88,17 @@ def _spread(records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _point(record: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("round", "accuracy", "loss", "clock", "alpha", "tau_eff", "server_accuracy", "backdoor")
+    names = (
+        "round",
+        "accuracy",
+        "loss",
+        "clock",
+        "alpha",
+        "tau_eff",
+        "server_accuracy",
+        "backdoor",
+        "epsilon",
+    )
     point = {name: record[name] for name in names if name in record}
     if by_device := record.get("device_accuracy"):
         point |= {"devices_mean": by_device["mean"], "devices_worst_tenth": by_device["worst_tenth"]}
@@ -119,6 +131,8 @@ def show(value: dict[str, Any]) -> None:
     ]
     if value["device_accuracy"]:
         rows.insert(3, ("accuracy of devices", devices_text(value["device_accuracy"])))
+    if value["privacy"]:
+        rows.append(("privacy", privacy.statement(value["privacy"])))
     for what, count in value["left_out"].items():
         if count:
             rows.append((f"models {what}", str(count)))
@@ -152,7 +166,7 @@ def _show_screened(rule: str, devices: list[dict[str, Any]]) -> None:
     title = f"Devices that the defence ({rule}) left out or clipped"
     if len(devices) > POINTS:
         title += f": {POINTS} of {len(devices)}"
-    columns = ("device", "uploads", "left_out", "clipped", "hostile", "reason")
+    columns: tuple[str, ...] = ("device", "uploads", "left_out", "clipped", "hostile", "reason")
     if not any(device["hostile"] for device in devices):
         columns = tuple(name for name in columns if name != "hostile")
     console.table(

@@ -97,7 +97,7 @@ def _samples(path: Path, config: Config, number: int, say: Say) -> tuple[Samples
     except (OSError, SafetensorError) as error:
         raise FeddumapError(f"cannot read {path / 'split.safetensors'}: {error}") from None
     split = Split.from_arrays(arrays, len(dataset.train_labels))
-    chosen = split.server, split.device(select(config, number)[0])
+    chosen = split.server, split.device((select(config, number) or [0])[0])
     server, device = (Samples.take(dataset.train_inputs, dataset.train_labels, index) for index in chosen)
     return server, device
 

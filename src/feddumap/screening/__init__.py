@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feddumap.config import Config
-from feddumap.core.algorithm import Algorithm
+from feddumap.core.algorithm import Algorithm, Labels
 from feddumap.core.screening import NO_SCREENING, Screening
 from feddumap.errors import FeddumapError
+from feddumap.screening import privacy
 from feddumap.screening.clipped import Clipped
 from feddumap.screening.coordinatewise import Median, Trimmed, trimmed_count
 from feddumap.screening.geometric_median import GeometricMedian
@@ -27,16 +28,25 @@ RULES: dict[str, type[Rule]] = {
 """The rules of `[aggregate]` besides the mean."""
 
 
-def of(config: Config) -> Screening:
-    """The screening that a configuration asks for."""
+def of(config: Config, algorithm: Algorithm) -> Screening:
+    """The screening that a configuration asks for; an error if the method cannot be private."""
     name = config.aggregate.name
+    if config.privacy.on:
+        if name != "mean":
+            raise FeddumapError(
+                f"aggregate.name = {name!r} cannot go with [privacy]: the noise is calibrated to a sum of "
+                "clipped uploads; use mean, or leave [privacy] out"
+            )
+        return privacy.private(config, algorithm)
     return NO_SCREENING if name == "mean" else Screening(begin=RULES[name])
 
 
-def screened(config: Config, algorithm: Algorithm) -> Algorithm:
-    """An algorithm with the screening that a configuration asks for; `trust` needs the devices' labels."""
+def screened(config: Config, plain: Algorithm, algorithm: Algorithm) -> Algorithm:
+    """An algorithm with the screening that a configuration asks for; `trust` needs the devices' labels.
+    `plain` is the algorithm as the method made it, without the checks of a user's slots."""
     told = config.aggregate.name == "trust" and algorithm.labels == "none"
-    return replace(algorithm, screening=of(config), labels="counts" if told else algorithm.labels)
+    labels: Labels = "counts" if told else algorithm.labels
+    return replace(algorithm, screening=of(config, plain), labels=labels)
 
 
 def check(config: Config, algorithm: Algorithm, server_samples: int) -> None:

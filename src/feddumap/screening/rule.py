@@ -8,12 +8,12 @@ from typing import Any
 from feddumap.config import AggregateConfig
 from feddumap.core.algorithm import RoundView
 from feddumap.core.messages import Tensors, Upload
-from feddumap.core.screening import Parts
+from feddumap.core.screening import Parts, ScreeningRound
 from feddumap.core.tensors import weighted_mean
 from feddumap.errors import FeddumapError
 
 
-class Rule:
+class Rule(ScreeningRound):
     """A `ScreeningRound` that admits every upload and takes the weighted mean; rules override what they
     change. `left_out` names the devices whose uploads do not count, with the reason."""
 

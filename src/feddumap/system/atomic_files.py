@@ -27,19 +27,19 @@ def atomic_replacement(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file of bytes atomically."""
+def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file of bytes atomically; with `mode` it has these permissions from the start."""
     with atomic_replacement(path) as temporary:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode)
         try:
             _write(fd, data, temporary)
         finally:
             os.close(fd)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
     """Write a text file atomically."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), mode)
 
 
 def append(path: Path, data: bytes, at: int) -> None:
