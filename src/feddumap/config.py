@@ -201,7 +201,8 @@ class AggregateConfig(Section):
         "mean", "clipped", "median", "trimmed", "krum", "multi-krum", "geometric-median", "trust"
     ] = Field("mean", description="the rule; all but mean tolerate some hostile devices")
     multiple: Positive = Field(
-        2.0, description="clipped, trust: largest norm of an update, as a multiple of the median of recent rounds"
+        2.0,
+        description="clipped, trust: largest norm of an update, as a multiple of the median of recent rounds",
     )
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.2, description="trimmed: share of the values that is left out at either end"
@@ -212,7 +213,7 @@ class AggregateConfig(Section):
     iterations: Count = Field(100, description="geometric-median: steps of Weiszfeld's algorithm, at most")
     margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.25,
-        description="trust: how much training may raise the loss on the server's images of a device's classes",
+        description="trust: how much training may raise the loss on server images of a device's classes",
     )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from feddumap import run as api
 from feddumap.attacks import hostile_devices
-from feddumap.report.page import parts
 from feddumap.report.lines import lines
+from feddumap.report.page import parts
 from feddumap.report.series import find_runs, group_runs
 from feddumap.runs import inspect
 from tests.conftest import small

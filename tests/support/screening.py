@@ -57,5 +57,3 @@ def updates(tensors: Tensors) -> np.ndarray:
     return np.concatenate(
         [(tensors[name].double() - START[name].double()).numpy().reshape(-1) for name in floats]
     )
-
-

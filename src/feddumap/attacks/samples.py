@@ -42,4 +42,6 @@ def triggered(samples: Samples, attack: AttackConfig) -> Samples:
     """The images of other classes than the target, with the trigger and the target's label: the share that
     is predicted as such is the success of a backdoor."""
     others = samples[samples.targets != attack.target]
-    return Samples(with_trigger(others.inputs, attack.trigger), torch.full_like(others.targets, attack.target))
+    return Samples(
+        with_trigger(others.inputs, attack.trigger), torch.full_like(others.targets, attack.target)
+    )

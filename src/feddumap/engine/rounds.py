@@ -133,7 +133,7 @@ def rounds(
         score = evaluate(state) if due else None
         validation = _validation_score(state, context) if due else {}
         by_device = device_accuracy(score) if score else None
-        attacked = score is not None and score.backdoor[1]
+        fooled, tried = score.backdoor if score else (0, 0)
         yield (
             state,
             Record(
@@ -156,7 +156,7 @@ def rounds(
                     **metrics,
                     **validation,
                     **({"device_accuracy": by_device} if by_device else {}),
-                    **({"backdoor": score.backdoor[0] / score.backdoor[1]} if attacked else {}),
+                    **({"backdoor": fooled / tried} if tried else {}),
                     **upload_filter.metrics(metered.lost),
                 },
             ),

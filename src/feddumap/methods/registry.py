@@ -170,9 +170,9 @@ def keys(name: str) -> list[tuple[str, str, Any, str]]:
 
 
 def compose(config: Config) -> Algorithm:
-    """The algorithm that a configuration names, with its keys checked and defaults filled in, the screening of
-    its uploads and simulated hostile devices. What the slots of a method of the user's own return is checked
-    whenever they are called."""
+    """The algorithm that a configuration names, with its keys checked and defaults filled in, the screening
+    of its uploads, and simulated hostile devices. What the slots of a method of the user's own return is
+    checked whenever they are called."""
     resolved = resolve(config.method)
     recipe = find(resolved.name)
     given = signature.arguments(recipe.build, resolved.settings)

@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ScreenedDevice:
-    """How many uploads of a device arrived, were left out and were clipped; the newest reason; and whether the
-    device is one of those that `[attack]` made hostile."""
+    """How many uploads of a device arrived, were left out and were clipped; the newest reason; and whether
+    the device is one of those that `[attack]` made hostile."""
 
     device: int
     uploads: int
@@ -21,9 +21,7 @@ class ScreenedDevice:
     reason: str
 
 
-def screened_devices(
-    records: Sequence[Mapping[str, Any]], hostile: Collection[int]
-) -> list[ScreenedDevice]:
+def screened_devices(records: Sequence[Mapping[str, Any]], hostile: Collection[int]) -> list[ScreenedDevice]:
     """Those left out most often first, then those clipped most often.
 
     >>> record = {"devices": [1, 4, 7], "left_out": {"4": "too far"}, "clipped": {"7": 0.5}}

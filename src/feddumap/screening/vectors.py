@@ -1,7 +1,7 @@
 """Uploads as vectors: the groups of tensors in them, their norms, and the inner products between uploads.
 
-The weights are one group, taken as the update w_k − w; what comes along under a prefix (`c/`, `v/`) is another
-one, taken as it is. Integer tensors (batch norm's counters) belong to none.
+The weights are one group, taken as the update w_k − w; what comes along under a prefix (`c/`, `v/`) is
+another one, taken as it is. Integer tensors (batch norm's counters) belong to none.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def inner_products(
         origin = start[name].reshape(-1) if name in start else None
         for begin in range(0, len(flat[0]), STRETCH):
             here = slice(begin, begin + STRETCH)
-            rows = torch.stack(
-                [update(one[here], None if origin is None else origin[here]) for one in flat]
-            )
+            rows = torch.stack([update(one[here], None if origin is None else origin[here]) for one in flat])
             total += rows @ rows.T
     return (total + total.T) / 2  # a matrix product need not be symmetric to the last bit
 
