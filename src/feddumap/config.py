@@ -214,7 +214,7 @@ class AggregateConfig(Section):
     iterations: Count = Field(100, description="geometric-median: steps of Weiszfeld's algorithm, at most")
     margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.25,
-        description="trust: how much training may raise the loss on the server's images of a device's classes",
+        description="trust: how much training may raise the loss on server images of a device's classes",
     )
 
 

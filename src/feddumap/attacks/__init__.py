@@ -66,8 +66,8 @@ def check_attack(config: Config, architecture: Architecture) -> None:
     attack, given = config.attack, architecture.input
     if not hostile_devices(config):
         raise FeddumapError(
-            f"attack.share = {attack.share:g} of data.devices = {config.data.devices} is no device: raise it, "
-            'or set attack.name = "none"'
+            f"attack.share = {attack.share:g} of data.devices = {config.data.devices} is no device: raise "
+            'it, or set attack.name = "none"'
         )
     if attack.name != "backdoor":
         return

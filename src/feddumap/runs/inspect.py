@@ -166,9 +166,9 @@ def _show_screened(rule: str, devices: list[dict[str, Any]]) -> None:
     title = f"Devices that the defence ({rule}) left out or clipped"
     if len(devices) > POINTS:
         title += f": {POINTS} of {len(devices)}"
-    columns: tuple[str, ...] = ("device", "uploads", "left_out", "clipped", "hostile", "reason")
+    columns = ["device", "uploads", "left_out", "clipped", "hostile", "reason"]
     if not any(device["hostile"] for device in devices):
-        columns = tuple(name for name in columns if name != "hostile")
+        columns.remove("hostile")
     console.table(
         title,
         [name.replace("_", " ") for name in columns],

@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ScreenedDevice:
-    """How many uploads of a device arrived, were left out and were clipped; the newest reason; and whether the
-    device is one of those that `[attack]` made hostile."""
+    """How many uploads of a device arrived, were left out and were clipped; the newest reason; and whether
+    the device is one of those that `[attack]` made hostile."""
 
     device: int
     uploads: int

@@ -69,8 +69,8 @@ def check(config: Config, algorithm: Algorithm, server_samples: int) -> None:
     hostile = hostile_count(aggregate.hostile, cohort)
     if issubclass(rule, MultiKrum) and cohort < 2 * hostile + 3:
         raise FeddumapError(
-            f"{chosen} with aggregate.hostile = {aggregate.hostile:g} needs at least {2 * hostile + 3} devices "
-            f"a round, but train.cohort = {cohort}: raise the one or lower the other"
+            f"{chosen} with aggregate.hostile = {aggregate.hostile:g} needs at least {2 * hostile + 3} "
+            f"devices a round, but train.cohort = {cohort}: raise the one or lower the other"
         )
     if rule is Trimmed and not trimmed_count(aggregate.trim, cohort):
         raise FeddumapError(

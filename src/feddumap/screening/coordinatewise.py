@@ -4,8 +4,8 @@
     trimmed   w[i] = mean of the w_k[i] without the b smallest and the b largest,  b = ⌊trim · m⌋ of m models
 
 Both ignore n_k, as in the original: a weight is a claim of the device. With at most b hostile models (less
-than half, for the median) every coordinate stays between the smallest and the largest honest value. All models
-of a round are in memory; what is made of them is computed a stretch of coordinates at a time.
+than half, for the median) every coordinate stays between the smallest and the largest honest value. All
+models of a round are in memory; the result is computed a stretch of coordinates at a time.
 """
 
 from __future__ import annotations

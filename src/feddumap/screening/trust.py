@@ -3,9 +3,9 @@
     a_k = L(w_k; P_k) − L(w; P_k),   L(w; P) = Σ P(c) ℓ_c(w) / Σ P(c) over the server's classes c
 
 ℓ_c(w) is the loss of a model on the server's images of class c, and P_k the label frequencies that device k
-told before the first round. Whoever trains on its labels lowers its loss on them: an upload is left out if a_k
-is more than `aggregate.margin`. Updates are clipped first (`clipped.py`), which is all that can be done about
-a device none of whose classes the server has.
+told before the first round. Whoever trains on its labels lowers its loss on them: an upload is left out if
+a_k is more than `aggregate.margin`. Updates are clipped first (`clipped.py`), which is all that can be done
+about a device none of whose classes the server has.
 
 FLTrust (Cao et al., 2021) compares directions of updates instead: cos(w_k − w, w_0 − w), where w_0 is a model
 trained on the server's data. That asks of server and devices to hold the same classes; docs/robustness.md

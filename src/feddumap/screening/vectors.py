@@ -1,7 +1,7 @@
 """Uploads as vectors: the groups of tensors in them, their norms, and the inner products between uploads.
 
-The weights are one group, taken as the update w_k − w; what comes along under a prefix (`c/`, `v/`) is another
-one, taken as it is. Integer tensors (batch norm's counters) belong to none.
+The weights are one group, taken as the update w_k − w; what comes along under a prefix (`c/`, `v/`) is
+another one, taken as it is. Integer tensors (batch norm's counters) belong to none.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ CHUNK = 250
 
 @dataclass(frozen=True)
 class Score:
-    """The sums over some images: correct predictions, cross-entropy and number of images; if the images belong
-    to devices, the correct predictions and the number of images of each device; and, if a backdoor is tried,
-    the images with its trigger that are predicted as the attacker wants, and their number."""
+    """The sums over some images: correct predictions, cross-entropy and number of images; if the images
+    belong to devices, the correct predictions and the number of images of each device; and, if a backdoor is
+    tried, the images with its trigger that are predicted as the attacker wants, and their number."""
 
     correct: int
     loss: float

@@ -15,7 +15,7 @@ from feddumap.config import Config, load
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.readme import README
 from feddumap.methods import secure
-from feddumap.methods.registry import resolve
+from feddumap.methods.registry import compose, resolve
 from feddumap.system.atomic_files import write_text
 
 PORT = 9443
@@ -82,6 +82,8 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
         "train.lr=0.05",
         "run.engine=flower",
     ]
+    if compose(load(None, [*given, *sets])).updates:  # docs/robustness.md: it costs nothing without an attack
+        given.append("aggregate.name=clipped")
     config = load(None, [*given, *sets])
     if config.method.name == "feddumap":
         config = load(None, [*given, "method.prune_round=2", *sets])
