@@ -7,7 +7,7 @@ points `feddumap.methods`, a user's `module:function`, or `python:NAME` for an o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -182,4 +182,4 @@ def compose(config: Config) -> Algorithm:
         made = call(recipe.name, "function", recipe.build, **given)
         algorithm = guarded(made, recipe.name)
     checked = config.model_copy(update={"method": resolved})
-    return replace(algorithm, screening=screening.of(checked, made))
+    return screening.screened(checked, algorithm, made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from feddumap.config import Config
 from feddumap.core.algorithm import Algorithm
 from feddumap.core.screening import NO_SCREENING, Screening
@@ -20,3 +22,9 @@ def of(config: Config, algorithm: Algorithm) -> Screening:
             )
         return privacy.private(config, algorithm)
     return NO_SCREENING
+
+
+def screened(config: Config, algorithm: Algorithm, made: Algorithm) -> Algorithm:
+    """An algorithm with the screening of a configuration; `made` is the method's own, without the checks of
+    its slots, which tells what its slots are."""
+    return replace(algorithm, screening=of(config, made))
