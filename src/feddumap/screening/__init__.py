@@ -41,12 +41,12 @@ def of(config: Config, algorithm: Algorithm) -> Screening:
     return NO_SCREENING if name == "mean" else Screening(begin=RULES[name])
 
 
-def screened(config: Config, plain: Algorithm, algorithm: Algorithm) -> Algorithm:
+def screened(config: Config, algorithm: Algorithm, made: Algorithm) -> Algorithm:
     """An algorithm with the screening that a configuration asks for; `trust` needs the devices' labels.
-    `plain` is the algorithm as the method made it, without the checks of a user's slots."""
+    `made` is the algorithm as the method made it, without the checks of a user's slots."""
     told = config.aggregate.name == "trust" and algorithm.labels == "none"
     labels: Labels = "counts" if told else algorithm.labels
-    return replace(algorithm, screening=of(config, plain), labels=labels)
+    return replace(algorithm, screening=of(config, made), labels=labels)
 
 
 def check(config: Config, algorithm: Algorithm, server_samples: int) -> None:
