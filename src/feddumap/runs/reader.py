@@ -114,7 +114,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             record = parse_json(line) if line.endswith("\n") else None
         except ValueError:
             record = None
-        if record_problem(record, len(records)) is not None:
+        if not isinstance(record, dict) or record_problem(record, len(records)) is not None:
             break  # killed while writing; resuming truncates to the checkpoint
         records.append(record)
     return records

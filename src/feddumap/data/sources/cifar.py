@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import pickletools
 import tarfile
 import zlib
@@ -223,14 +224,14 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     return raw
 
 
-class _Bounded:
+class _Bounded(io.BufferedIOBase):
     """A file of which no more than `limit` bytes can be read: an archive may decompress to any size, and its
     headers are read as a whole."""
 
     def __init__(self, file: gzip.GzipFile, limit: int) -> None:
         self._file, self._left = file, limit
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         data = self._file.read(size)
         self._left -= len(data)
         if self._left < 0:
