@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import pickletools
 import tarfile
 import zlib
@@ -207,7 +208,7 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     raw: dict[str, bytes] = {}
     try:
         limit = sum(wanted.values()) * 2 + (1 << 20)
-        with gzip.open(path) as content, _open_stream(_Bounded(content, limit)) as tar:
+        with gzip.open(path) as content, tarfile.open(fileobj=_Bounded(content, limit), mode="r|") as tar:
             for member in tar:
                 if member.name not in wanted or member.name in raw:
                     continue
@@ -223,18 +224,14 @@ def read_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     return raw
 
 
-def _open_stream(file: _Bounded) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="r|")  # type: ignore[call-overload,no-any-return]
-
-
-class _Bounded:
+class _Bounded(io.BufferedIOBase):
     """A file of which no more than `limit` bytes can be read: an archive may decompress to any size, and its
     headers are read as a whole."""
 
     def __init__(self, file: gzip.GzipFile, limit: int) -> None:
         self._file, self._left = file, limit
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         data = self._file.read(size)
         self._left -= len(data)
         if self._left < 0:
