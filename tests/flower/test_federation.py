@@ -23,7 +23,7 @@ from feddumap.flower.local import certificates, programs, project
 from feddumap.flower.local.federation import Federation
 from feddumap.system.children import Supervisor
 from tests.support.flower import alike
-from tests.support.flower_processes import QUICK, pids, text_of, until, users_of
+from tests.support.flower_processes import LIMIT, QUICK, pids, text_of, until, users_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -118,7 +118,7 @@ def test_strangers_are_refused(four: Four, tmp_path: Path) -> None:
         )
     try:
         for name, process in started.items():
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=LIMIT)
             assert process.returncode not in (0, None), f"{name}: {said}"
             assert "Failed to initialize the connection" in said, f"{name}: {said}"
             assert "SuperNode ID" not in said, f"{name}: {said}"
