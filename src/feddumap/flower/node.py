@@ -92,7 +92,7 @@ class Node:
 def log_refusal(node: Node | None, token: str | None, reason: str) -> None:
     """Log why this device refuses a request, or is refused; not again if it is what was last logged for the
     run. Every message is handled by another process, so that is in a file."""
-    said = "".join(each if each.isprintable() else "?" for each in " ".join(reason.split()))
+    said = printable(reason)
     path = node.folder(token) / REFUSAL if node is not None and token is not None else None
     if path is not None:
         try:
