@@ -59,6 +59,19 @@ def test_flower_and_simulation_agree_bit_for_bit(home: Path, tmp_path: Path, met
     assert pruned == {"feddumap": [2], "prunefl": [0, 2]}.get(method, [])
 
 
+@pytest.mark.parametrize("rule", ["clipped", "trust"])
+def test_attacks_and_defences_agree_bit_for_bit(home: Path, tmp_path: Path, rule: str) -> None:
+    sections: Any = {
+        "train": {"rounds": 3, "cohort": DEVICES},
+        "aggregate": {"name": rule, "multiple": 1.0},
+        "attack": {"name": "noise", "share": 0.34},
+    }
+    expected = api.train(config_of("scaffold", "local", **sections))
+    found = over(FakeGrid.of(DEVICES, state=str(tmp_path)), config_of("scaffold", **sections)).run()
+    alike(found, expected)
+    assert all(record["clipped"] for record in found.records)
+
+
 def test_batch_norms_counters_are_carried(home: Path, tmp_path: Path) -> None:
     """And a network of one's own may be used where the nodes' owners allow it."""
     config = config_of("fedavg", "local", clock={"profile": "general"})

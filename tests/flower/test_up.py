@@ -71,6 +71,10 @@ def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.M
     made = project.create(tmp_path / "fed", 2, ["fl.example.org", "10.0.0.5"], ["train.rounds=3"])
     assert made.nodes == 2
     assert made.config().train.rounds == 3
+    assert made.config().aggregate.name == "clipped"  # which goes with every method but those of FedKT
+    voting = project.example_config(2, ["method.name=fedkt"])
+    assert voting.aggregate.name == "mean"
+    assert project.example_config(2, ["aggregate.name=trust"]).aggregate.name == "trust"
     secret = {"server.key", "superexec.secret", "control.token", "node-0", "node-1"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.keys.iterdir()}
     assert {name for name, mode in modes.items() if mode == 0o600} == secret

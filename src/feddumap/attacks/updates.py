@@ -30,7 +30,7 @@ def _moved(tensors: Tensors, start: Mapping[str, torch.Tensor], by: float) -> Te
         if not tensor.is_floating_point():
             moved[name] = tensor
         elif name in start:
-            moved[name] = start[name] + by * (tensor - start[name])
+            moved[name] = (start[name] + by * (tensor - start[name])).contiguous()
         else:
             moved[name] = by * tensor
     return moved
@@ -55,7 +55,7 @@ def noise(
     square, count = 0.0, 0
     for name, tensor in floats.items():
         change = tensor.double() - start[name].double() if name in start else tensor.double()
-        square += float(change.square().sum())
+        square += float(change.reshape(-1).square().sum())
         count += tensor.numel()
     sigma = scale * math.sqrt(square / max(1, count))
     noisy = dict(tensors)

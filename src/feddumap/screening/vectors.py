@@ -34,8 +34,10 @@ def groups(tensors: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor
 
 
 def update(tensor: torch.Tensor, start: torch.Tensor | None) -> torch.Tensor:
-    """A tensor as a part of its group's vector, in float64, in which no two finite floats overflow."""
-    return tensor.double() if start is None else tensor.double().sub_(start)
+    """A tensor as a part of its group's vector: flat, so that sums have one order whatever the layout in
+    memory, and in float64, in which no two finite floats overflow."""
+    flat = tensor.reshape(-1).to(torch.float64, copy=True)
+    return flat if start is None else flat.sub_(start.reshape(-1))
 
 
 def norm(tensors: Tensors, names: Sequence[str], start: Mapping[str, torch.Tensor]) -> float:
@@ -51,7 +53,9 @@ def scaled(
     found: Tensors = {}
     for name in names:
         vector = update(tensors[name], start.get(name)).mul_(factor)
-        found[name] = (vector.add_(start[name]) if name in start else vector).to(tensors[name].dtype)
+        if name in start:
+            vector.add_(start[name].reshape(-1))
+        found[name] = vector.to(tensors[name].dtype).view(tensors[name].shape)
     return found
 
 
