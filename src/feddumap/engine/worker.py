@@ -128,9 +128,11 @@ def unpack_answers(value: dict[str, Any], groups: dict[str, Tensors]) -> list[An
 
 
 def _read_jobs(lines: TextIO, jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
-    for line in lines:
-        jobs.put(json.loads(line))
-    os._exit(0)  # the parent exited: its result is not needed any more
+    try:
+        for line in lines:
+            jobs.put(json.loads(line))
+    finally:
+        os._exit(0)  # the parent exited, perhaps in the middle of a line: its result is not needed any more
 
 
 def main(fds: Sequence[int]) -> None:
