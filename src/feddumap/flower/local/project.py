@@ -15,7 +15,7 @@ from feddumap.config import Config, load
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.readme import README
 from feddumap.methods import secure
-from feddumap.methods.registry import compose, resolve
+from feddumap.methods.registry import compose, resolve, settings_model
 from feddumap.system.atomic_files import write_text
 
 PORT = 9443
@@ -84,9 +84,12 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
     ]
     if compose(load(None, [*given, *sets])).updates:  # docs/robustness.md: it costs nothing without an attack
         given.append("aggregate.name=clipped")
+    method = load(None, [*given, *sets]).method.name
+    if "degree" in settings_model(method).model_fields:  # all devices take part: the cohort's degree is 0
+        given.append("method.degree=device")
+    if method == "feddumap":
+        given.append("method.prune_round=2")
     config = load(None, [*given, *sets])
-    if config.method.name == "feddumap":
-        config = load(None, [*given, "method.prune_round=2", *sets])
     if Path(name).exists():
         config = config.replace(data={"name": str(Path(name).absolute())})
     if config.data.devices != nodes:
