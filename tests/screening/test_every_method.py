@@ -26,9 +26,8 @@ SAMPLE |= {("hybrid-fl", "median"), ("feddumap", "trust"), ("prunefl", "trimmed"
 
 
 def config(name: str, rule: str, **sections: dict[str, Any]) -> Any:
-    return config_of(
-        name, aggregate={"name": rule, "hostile": 0.1}, train={"rounds": 2, "cohort": 5}, **sections
-    )
+    aggregate = {"name": rule, "hostile": 0.1, "multiple": 0.5}  # so small that something is clipped
+    return config_of(name, aggregate=aggregate, train={"rounds": 2, "cohort": 5}, **sections)
 
 
 @pytest.mark.parametrize(
