@@ -40,10 +40,8 @@ def write(
     Code that the directory names is imported if this user made the directory, or with `trust`.
     """
     from feddumap.export import writer
-    from feddumap.runs.directory import require_trust
 
-    require_trust(Path(directory), trust, "exporting")
-    return writer.write(Path(directory), to, Path(out) if out is not None else None, force, say)
+    return writer.write(Path(directory), to, Path(out) if out is not None else None, force, say, trust)
 
 
 def load(path: str | Path) -> tuple[nn.Module, Metadata]:

@@ -16,6 +16,7 @@ from feddumap.export import checkpoint
 from feddumap.export.checkpoint import TrainedModel
 from feddumap.export.formats import FORMATS, Format, Predict
 from feddumap.export.metadata import Metadata
+from feddumap.runs.directory import require_trust
 from feddumap.system.atomic_files import atomic_replacement
 from feddumap.system.callbacks import Say
 from feddumap.training.samples import to_input
@@ -37,13 +38,16 @@ class ExportResult:
     largest: float
 
 
-def write(directory: Path, to: str, out: Path | None, force: bool, say: Say) -> ExportResult:
+def write(
+    directory: Path, to: str, out: Path | None, force: bool, say: Say, trust: bool = False
+) -> ExportResult:
     """`feddumap.export.write`: arguments are checked before the model is converted."""
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
     form = FORMATS[to]
     _require_packages(to, form)
     path = out or directory / f"model.{form.suffix}"
+    require_trust(directory, trust, "exporting")
     trained = checkpoint.read(directory, say)
     _check_path(path, force)
     trained = replace(trained, metadata=replace(trained.metadata, batch=form.batch))
