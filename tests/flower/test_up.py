@@ -74,6 +74,9 @@ def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.M
     assert made.config().aggregate.name == "clipped"  # which goes with every method but those of FedKT
     voting = project.example_config(2, ["method.name=fedkt"])
     assert voting.aggregate.name == "mean"
+    assert project.example_config(4, ["run.secure=true"]).aggregate.name == "mean"
+    private = project.example_config(4, ["privacy.clip=1.0", "privacy.noise=1.0"])
+    assert (private.aggregate.name, private.method.settings["degree"]) == ("mean", "device")
     assert project.example_config(2, ["aggregate.name=trust"]).aggregate.name == "trust"
     secret = {"server.key", "superexec.secret", "control.token", "node-0", "node-1"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.keys.iterdir()}

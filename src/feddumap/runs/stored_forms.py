@@ -14,6 +14,7 @@ from feddumap.core.messages import Architecture, Tensors
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+DeviceName = Annotated[str, Field(pattern=r"^\d{1,18}$")]
 LARGEST_INPUT = 1 << 26  # bytes of a sample
 
 
@@ -56,6 +57,12 @@ class _DeviceAccuracy(_Form):
 
 class _Validation(_Form):
     accuracy: Number
+    within: Number | None = None
+
+
+class _Dominant(_Form):
+    device: Count
+    share: Number
 
 
 class _Record(_Form):
@@ -77,7 +84,12 @@ class _Record(_Form):
     validation: _Validation | None = None
     device_accuracy: _DeviceAccuracy | None = None
     pruning: _Pruning | None = None
-    lost: dict[Annotated[str, Field(pattern=r"^\d{1,18}$")], str] = {}
+    backdoor: Number | None = None
+    epsilon: Number | None = None
+    dominant: _Dominant | None = None
+    lost: dict[DeviceName, str] = {}
+    left_out: dict[DeviceName, str] = {}
+    clipped: dict[DeviceName, Number] = {}
     dropped: list[Any] = []
     rejected: list[Any] = []
 
@@ -86,7 +98,7 @@ class _Checkpoint(_Form):
     round: Count
     clock: Number
     wall: Number
-    devices: dict[Annotated[str, Field(pattern=r"^\d{1,18}$")], Count]
+    devices: dict[DeviceName, Count]
     architecture: dict[str, Any]
 
 

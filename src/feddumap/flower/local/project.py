@@ -82,9 +82,10 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
         "train.lr=0.05",
         "run.engine=flower",
     ]
-    if compose(load(None, [*given, *sets])).updates:  # docs/robustness.md: it costs nothing without an attack
-        given.append("aggregate.name=clipped")
-    method = load(None, [*given, *sets]).method.name
+    plain = load(None, [*given, *sets])
+    method = plain.method.name
+    if compose(plain).updates and not (plain.privacy.on or plain.run.secure):
+        given.append("aggregate.name=clipped")  # docs/robustness.md: it costs nothing without an attack
     if "degree" in settings_model(method).model_fields:  # all devices take part: the cohort's degree is 0
         given.append("method.degree=device")
     if method == "feddumap":
