@@ -24,6 +24,7 @@ from feddumap.runs.reader import read_records
 pytest.importorskip("flwr", reason="needs Flower: pip install 'feddumap[flower]'")
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 
 from feddumap import run as api
@@ -233,6 +234,9 @@ def test_up_starts_nothing_for_a_finished_run(
     sets, rounds = FINISHED[name]
     made = project.create(tmp_path / "two", 2, sets=[*QUICK, *sets])
     grid = FakeGrid.of(2, state=str(tmp_path / "state"))
+    for device in range(2):
+        key = load_ssh_public_key((made.keys / f"node-{device}.pub").read_bytes())
+        grid.node(device).key = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     server.run_app(grid, project.settings(made))
     assert len(read_records(made.run)) == rounds
     monkeypatch.setattr(up, "up", lambda *_: pytest.fail("a federation was started"))
