@@ -13,7 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
-    ["errors", "config", "system"],
+    ["errors", "config", "config_sections", "system"],
     ["core"],
     ["data", "models"],
     ["training"],

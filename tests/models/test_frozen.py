@@ -112,11 +112,11 @@ def test_a_run_directory_and_an_export_hold_them(
     run = api.train(config_of(), tmp_path / "run")
     (file,) = (tmp_path / "run").glob("frozen-*.safetensors")
     assert load_file(file).keys() == FROZEN
-    monkeypatch.setattr(frozen, "_KNOWN", {})  # another process
-    export.write(tmp_path / "run", "safetensors")
-    module, _ = load(tmp_path / "run" / "model.safetensors")
-    x = run.state.architecture.input.random(4, torch.Generator().manual_seed(0))
-    monkeypatch.undo()
+    with monkeypatch.context() as other_process:
+        other_process.setattr(frozen, "_KNOWN", {})
+        export.write(tmp_path / "run", "safetensors")
+        module, _ = load(tmp_path / "run" / "model.safetensors")
+        x = run.state.architecture.input.random(4, torch.Generator().manual_seed(0))
     assert torch.equal(module(x), run.model()(x))
     monkeypatch.setattr(frozen, "_KNOWN", {})
     save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)

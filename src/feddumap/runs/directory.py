@@ -333,6 +333,8 @@ def sign_code(path: Path, config: Config) -> None:
 def require_trust(path: Path, given: bool, action: str) -> None:
     """With `given`, sign the code that a run names; without, it is an error if this user has not signed it.
     `action` is what would import it, such as `resuming`."""
+    if was_interrupted(path):
+        return  # there is no run that could name any: `RunDirectory.open` says so
     config = read_config(path)
     if given:
         sign_code(path, config)
