@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feddumap.system.callbacks import Say
-from feddumap.system.console import duration
 
 INTERVAL = 1.0  # seconds between two looks
 NOTICE, LIMIT = 30.0, 120.0  # seconds without processor time until a worker is named, and killed
@@ -84,8 +83,8 @@ class Watch:
                     busy.named = True
                     how = STATES.get(state, "does nothing")
                     self._say(
-                        f"worker process {process.pid} ({busy.job}) {how} for {duration(busy.idle)}: it is "
-                        f"replaced after {duration(LIMIT)}, without consequence for the result"
+                        f"worker process {process.pid} ({busy.job}) {how} for {busy.idle:.0f} s: it is "
+                        f"replaced after {LIMIT:.0f} s, without consequence for the result"
                     )
                 if busy.idle >= LIMIT:
                     self._say(f"worker process {process.pid} ({busy.job}) hangs: it is replaced")
