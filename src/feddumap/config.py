@@ -135,6 +135,7 @@ def describe() -> list[tuple[str, str, str, str]]:
 def type_name(annotation: Any) -> str:
     """The name of a field's type.
 
+    >>> from typing import Literal
     >>> type_name(int), type_name(Literal["a", "b"]), type_name(float | None)
     ('int', 'a | b', 'float')
     """

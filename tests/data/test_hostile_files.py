@@ -168,6 +168,7 @@ FILES: dict[Callable[[Path], Path], str] = {
 }
 
 
+@pytest.mark.slow
 def test_refused_in_little_memory(tmp_path: Path) -> None:
     paths = [make(tmp_path) for make in FILES]
     found = subprocess.run(

@@ -225,7 +225,12 @@ def test_of_pruning_rates_only_their_mean_is_told() -> None:
 REFUSED = {"feddf", "fedkt", "fedkt-iter", "hybrid-fl", "prunefl"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+QUICK = {"fedavg", "feddumap", "scaffold", *REFUSED}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_every_method_trains_or_is_refused(home: object, name: str) -> None:
     config = private(name, privacy={"noise": 0.01}, train={"rounds": 2}, run={"evaluate_every": 2})
     if name in REFUSED:
@@ -319,6 +324,7 @@ def test_a_target_chooses_the_noise(home: object, tmp_path: Path) -> None:
 # runs
 
 
+@pytest.mark.slow
 def test_workers_and_resume_change_no_bit(home: object, tmp_path: Path) -> None:
     config = private("feddum", train={"cohort": 4})
     expected = api.train(config)
