@@ -99,6 +99,32 @@ STRANGERS = {
 }
 
 
+def test_a_killed_server_app_resumes(four: Four) -> None:
+    """Its run is started again, on the nodes that are still there."""
+    until(lambda: all(four.done(method) for method in METHODS) or four.ended(), "a round of each")
+    assert not four.ended()
+    (server,) = users_of(four.out("fedda"))
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not users_of(four.out("fedda")), "its end", 10)
+    done = four.done("fedda")
+    assert done < 4
+    four.start("fedda")
+    until(lambda: "resuming after" in four.log("fedda"), "its being gone on with")
+    assert f"resuming after {done} of 4 rounds" in four.log("fedda")
+
+
+def test_a_superlink_that_is_started_again_is_gone_on_with(four: Four) -> None:
+    """Its nodes and its runs find it again by themselves."""
+    unfinished = [method for method in METHODS if not (four.out(method) / "summary.json").exists()]
+    assert unfinished
+    os.kill(four.processes.pids["superlink"], signal.SIGKILL)
+    until(lambda: "superlink" in four.processes.exited(), "its end", 10)
+    before = {method: four.done(method) for method in unfinished}
+    four.federation.start_superlink()
+    until(lambda: all(four.done(method) > min(before[method], 3) for method in unfinished), "more rounds")
+    assert not [name for name in four.processes.exited() if name.startswith("node-")]
+
+
 def test_strangers_are_refused(four: Four, tmp_path: Path) -> None:
     """While the federation is up: none of them becomes a node."""
     certificates.make_all(tmp_path / "own", 1)
@@ -130,6 +156,21 @@ def test_strangers_are_refused(four: Four, tmp_path: Path) -> None:
                 process.wait()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_over_flower_and_in_the_pool_the_bits_are_the_same(four: Four, home: Path, method: str) -> None:
+    """Pruned, interrupted, encrypted, with devices in processes of their own."""
+    until((four.out(method) / "summary.json").exists, f"the end of {method}")
+    sets = [f"method.name={method}", *METHODS[method].split(), "run.engine=local", "run.workers=2"]
+    run = api.train(load(four.federation.project.path / "config.toml", sets))
+    found = api.resume(four.out(method))
+    found.close()
+    assert run.config.train.kernels == found.config.train.kernels == "c"
+    assert found.state.round == run.state.round == 4
+    alike(found, run)
+    if method == "feddumap":
+        assert run.records[1]["parameters"] < run.records[0]["parameters"]
+
+
 def test_a_stolen_number_is_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with the valid, registered key of device 1 says it is device 0, and is there first."""
     folder = tmp_path / "two"
@@ -156,44 +197,3 @@ def test_a_stolen_number_is_refused(home: Path, tmp_path: Path, monkeypatch: pyt
     records = read_records(folder / "run")
     assert [record["devices"] for record in records] == [[0]] * 3, server
     assert all(sentence in record["lost"]["1"] for record in records)
-
-
-def test_a_killed_server_app_resumes(four: Four) -> None:
-    """Its run is started again, on the nodes that are still there."""
-    until(lambda: all(four.done(method) for method in METHODS) or four.ended(), "a round of each")
-    assert not four.ended()
-    (server,) = users_of(four.out("fedda"))
-    os.kill(server, signal.SIGKILL)
-    until(lambda: not users_of(four.out("fedda")), "its end", 10)
-    done = four.done("fedda")
-    assert done < 4
-    four.start("fedda")
-    until(lambda: "resuming after" in four.log("fedda"), "its being gone on with")
-    assert f"resuming after {done} of 4 rounds" in four.log("fedda")
-
-
-def test_a_superlink_that_is_started_again_is_gone_on_with(four: Four) -> None:
-    """Its nodes and its runs find it again by themselves."""
-    unfinished = [method for method in METHODS if not (four.out(method) / "summary.json").exists()]
-    assert unfinished
-    os.kill(four.processes.pids["superlink"], signal.SIGKILL)
-    until(lambda: "superlink" in four.processes.exited(), "its end", 10)
-    before = {method: four.done(method) for method in unfinished}
-    four.federation.start_superlink()
-    until(lambda: all(four.done(method) > min(before[method], 3) for method in unfinished), "more rounds")
-    assert not [name for name in four.processes.exited() if name.startswith("node-")]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_over_flower_and_in_the_pool_the_bits_are_the_same(four: Four, home: Path, method: str) -> None:
-    """Pruned, interrupted, encrypted, with devices in processes of their own."""
-    until((four.out(method) / "summary.json").exists, f"the end of {method}")
-    sets = [f"method.name={method}", *METHODS[method].split(), "run.engine=local", "run.workers=2"]
-    run = api.train(load(four.federation.project.path / "config.toml", sets))
-    found = api.resume(four.out(method))
-    found.close()
-    assert run.config.train.kernels == found.config.train.kernels == "c"
-    assert found.state.round == run.state.round == 4
-    alike(found, run)
-    if method == "feddumap":
-        assert run.records[1]["parameters"] < run.records[0]["parameters"]

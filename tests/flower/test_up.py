@@ -143,7 +143,7 @@ def test_child_processes_exit_with_their_parent(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_up_survives_a_killed_device_stops_at_ctrl_c_and_resumes(prepared_home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
-    project.create(folder, 2, sets=[*QUICK, "method.name=fedavg", "train.rounds=8", "run.timeout=8"])
+    project.create(folder, 2, sets=[*QUICK, "method.name=fedavg", "train.rounds=24", "run.timeout=8"])
     live = Live(folder, prepared_home)
     process = live.up()
     until(lambda: live.records() or process.poll() is not None, "a round")
@@ -164,9 +164,9 @@ def test_up_survives_a_killed_device_stops_at_ctrl_c_and_resumes(prepared_home: 
     assert code == 0, said
     assert "Flower sent" in said
     records = read_records(folder / "run")
-    assert [record["round"] for record in records] == list(range(8))
-    assert "lost" not in records[7]
-    assert records[7]["devices"] == [0, 1]
+    assert [record["round"] for record in records] == list(range(24))
+    assert "lost" not in records[23]
+    assert records[23]["devices"] == [0, 1]
 
 
 @needs_proc

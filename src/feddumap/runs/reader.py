@@ -118,7 +118,10 @@ def read_config(path: Path) -> Config:
     if isinstance(train, dict):
         train.pop("stack", None)  # see `legacy_stack_size`
         train.setdefault("kernels", "torch")  # runs of versions without kernels in C
-    return Config.parse(value)
+    try:
+        return Config.parse(value)
+    except FeddumapError as error:
+        raise FeddumapError(f"{path / 'config.toml'}: {error}") from None
 
 
 def legacy_stack_size(path: Path) -> int:
