@@ -54,6 +54,7 @@ class FlowerCohort:
         self._holdings, self._shared = holdings, shared
         self.close = close
         self._evaluator = Evaluator.of(holdings.dataset, holdings.split, config)
+        self._grid = grid
         self._transport = Transport(grid)
         self._membership = Membership(
             self._transport, config.data.devices, token, config.run.timeout, say, keys

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from flwr.serverapp import Grid
-
-from feddumap.config import Config
 from feddumap.core.messages import Broadcast, MissingUpload, Upload
-from feddumap.device.holdings import SplitHoldings
 from feddumap.errors import FeddumapError
 from feddumap.flower import requests, secagg
 from feddumap.flower.cohort import TRIES, FlowerCohort
-from feddumap.flower.device_keys import DeviceKeys
 from feddumap.methods.secure import FEWEST
 
 
@@ -20,20 +15,6 @@ class SecureCohort(FlowerCohort):
     """In a round, every device's upload is the mean of all: what the server computes of them, by their
     samples, is the mean again. A device that drops out between two messages of the protocol may end it; the
     round is then repeated."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        config: Config,
-        token: str,
-        holdings: SplitHoldings,
-        shared: int,
-        say: Callable[[str], None] = lambda _: None,
-        close: Callable[[], None] = lambda: None,
-        keys: DeviceKeys | None = None,
-    ) -> None:
-        super().__init__(grid, config, token, holdings, shared, say, close, keys)
-        self._grid = grid
 
     def train(self, broadcast: Broadcast, devices: Sequence[int]) -> Iterator[Upload | MissingUpload]:
         for name, tensor in broadcast.weights.items():
