@@ -36,6 +36,7 @@ class ChainModel(Model):
         self.parameters = [torch.empty(self._size)]
         self._grads = [torch.empty(self._size)]
         self._epoch: tuple[Epoch, Images] | None = None
+        self._step: tuple[Epoch, Callable[[int, int], float]] | None = None
         self.load(weights)
 
     def zeros(self) -> TensorList:
@@ -55,14 +56,13 @@ class ChainModel(Model):
         return dict(zip(self.names, shaped, strict=True))
 
     def gradients(self, batch: Batch, loss: Loss | None = None) -> TensorList:
-        (parameters,), (grads,) = self.parameters, self._grads
-        epoch, span = batch.epoch, (batch.start, batch.stop)
-        images = self._images(epoch, with_labels=loss is None)
-        chain = self._chain(epoch.size, images)
         if loss is None:
-            chain.gradients(images, span, parameters, grads)
+            self._gradient_step(batch.epoch)(batch.start, batch.stop)
             return self._grads
-        outputs = chain.forward(images, parameters, span).requires_grad_()
+        (parameters,), (grads,), epoch = self.parameters, self._grads, batch.epoch
+        images = self._images(epoch)
+        chain = self._chain(epoch.size, images)
+        outputs = chain.forward(images, parameters, (batch.start, batch.stop)).requires_grad_()
         (output_grads,) = torch.autograd.grad(loss(outputs, batch.targets), outputs)
         chain.backward(output_grads.contiguous(), parameters, grads)
         return self._grads
@@ -117,12 +117,19 @@ class ChainModel(Model):
         for name, view in views.items():
             view.copy_(weights[name])
 
-    def _images(self, epoch: Epoch, *, with_labels: bool) -> Images:
-        """The images of an epoch for the kernels, checked once."""
+    def _images(self, epoch: Epoch) -> Images:
+        """The images of an epoch for the kernels, without labels; checked once."""
         if self._epoch is None or self._epoch[0] is not epoch:
-            labels = epoch.targets if with_labels else None
-            self._epoch = epoch, Images(epoch.source.stored, epoch.order, epoch.crops, labels, epoch.shift)
+            self._epoch = epoch, Images(epoch.source.stored, epoch.order, epoch.crops)
         return self._epoch[1]
+
+    def _gradient_step(self, epoch: Epoch) -> Callable[[int, int], float]:
+        """What computes the gradients of an epoch's batches; its arguments are checked once."""
+        if self._step is None or self._step[0] is not epoch:
+            images = Images(epoch.source.stored, epoch.order, epoch.crops, epoch.targets, epoch.shift)
+            chain = self._chain(epoch.size, images)
+            self._step = epoch, chain.gradient_step(images, self.parameters[0], self._grads[0])
+        return self._step[1]
 
     def _chain(self, batch: int, images: Images) -> Chain:
         height, width, _ = images.shape

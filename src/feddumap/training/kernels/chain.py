@@ -154,19 +154,26 @@ class Chain:
     ) -> float:
         """∇ of a batch's mean cross-entropy into `grads` (or of `scale` · its sum); returns the summed
         loss."""
+        return self.gradient_step(images, parameters, grads, scale)(*span)
+
+    def gradient_step(
+        self, images: Images, parameters: torch.Tensor, grads: torch.Tensor, scale: float = 0.0
+    ) -> Callable[[int, int], float]:
+        """`gradients` as a function of the batch's start and stop. All other arguments are checked once, and
+        the tensors must not be resized while it is in use."""
         check(self.spec.layers[-1].kernel is None, "a chain that ends in a linear layer")
-        self._check_images(images, span)
+        self._check_images(images, None)
         self._check_flat(parameters, grads)
-        loss = self._calls.fdm_gradients(
-            self._pointer,
-            *images.arguments(*span),
-            images.labels(span[0], self.outputs),
-            images.shift(self.outputs),
-            scale,
-            parameters.data_ptr(),
-            grads.data_ptr(),
-        )
-        return float(loss)
+        call, pointer, batch = self._calls.fdm_gradients, self._pointer, self.batch
+        labels, shift = images.labels(0, self.outputs), images.shift(self.outputs)
+        flat, into = parameters.data_ptr(), grads.data_ptr()
+
+        def step(start: int, stop: int, _owners: tuple[object, ...] = (self, parameters, grads)) -> float:
+            check(stop - start <= batch, f"a batch of at most {batch}")
+            where = images.arguments(start, stop)
+            return float(call(pointer, *where, labels + 8 * start, shift, scale, flat, into))
+
+        return step
 
     def forward(
         self, images: Images, parameters: torch.Tensor, span: tuple[int, int] | None = None
