@@ -146,10 +146,10 @@ class TrainConfig(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         0.99, description="factor on the learning rate per round"
     )
-    calibration: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.0,
+    calibration: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        None,
         description="τ: while a node trains, τ · log of its label frequencies is added to its outputs; 0 is "
-        "the plain loss, 1 the balanced softmax",
+        "the plain loss, 1 the balanced softmax; default 0, and 0.5 for feddumap-c",
     )
     kernels: Literal["c", "torch"] | None = Field(
         None,

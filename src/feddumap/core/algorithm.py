@@ -298,7 +298,8 @@ class Algorithm:
 
     `mean_only` says whether the server needs no upload by itself, but only the weighted mean of all; by
     default it does if `aggregate` is `mean_of_uploads`. `uploads_extra` says whether uploads carry tensors
-    besides the model. Secure aggregation goes by both.
+    besides the model. Secure aggregation goes by both. `calibration` is what `train.calibration` is for this
+    method unless the configuration sets it.
     """
 
     local: Local
@@ -321,6 +322,7 @@ class Algorithm:
     beside_mean: str = ""
     mean_only: bool | None = None
     uploads_extra: bool = False
+    calibration: float = 0.0
 
     @property
     def needs_single_uploads(self) -> bool:

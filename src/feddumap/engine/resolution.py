@@ -55,7 +55,10 @@ def complete(config: Config, dataset: Dataset, say: Say = ignore) -> Config:
     labels, users = dataset.train_labels, dataset.train_users
     data = partition.resolve(config.data, len(dataset.classes), labels, users, config.run.seed)
     kernels = choose_kernels(config.train.kernels, shape, config.run.device, say)
-    train = config.train.model_copy(update={"kernels": kernels})
+    calibration = config.train.calibration
+    if calibration is None:
+        calibration = registry.compose(config).calibration
+    train = config.train.model_copy(update={"kernels": kernels, "calibration": calibration})
     method = registry.resolve(config.method)
     timed = clock.resolve(config.clock, config.model.name)
     config = config.model_copy(update={"method": method, "data": data, "train": train, "clock": timed})

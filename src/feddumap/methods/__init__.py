@@ -26,6 +26,7 @@ from feddumap.methods.feddum import feddum as _feddum
 from feddumap.methods.feddum import only_device_momentum as _only_device_momentum
 from feddumap.methods.feddum import only_server_momentum as _only_server_momentum
 from feddumap.methods.feddumap import feddumap as _feddumap
+from feddumap.methods.feddumap import feddumap_c as _feddumap_c
 from feddumap.methods.fedkt import fedkt as _fedkt
 from feddumap.methods.fedkt import fedkt_iter as _fedkt_iter
 from feddumap.methods.fedopt import fedadagrad as _fedadagrad
@@ -45,6 +46,7 @@ arrange(
     [
         "fedavg",
         *("feddu", "feddu-s", "feddu-sm", "feddu-dm", "feddum", "fedap", "fedduap", "feddumap"),
+        "feddumap-c",
         *("server-momentum", "device-momentum", "fedda", "feddu-da", "mime-lite"),
         *("data-sharing", "hybrid-fl", "feddf", "fedkt", "fedkt-iter"),
         *("hrank", "imc", "prunefl"),
@@ -61,6 +63,7 @@ feddum = public(_feddum)
 fedap = public(_fedap)
 fedduap = public(_fedduap)
 feddumap = public(_feddumap)
+feddumap_c = public(_feddumap_c)
 server_momentum = public(_only_server_momentum)
 device_momentum = public(_only_device_momentum)
 fedda = public(_fedda)
@@ -99,6 +102,7 @@ __all__ = [
     "fedduap",
     "feddum",
     "feddumap",
+    "feddumap_c",
     "fedkt",
     "fedkt_iter",
     "fedprox",

@@ -47,10 +47,18 @@ AccuracyWeight = Literal["one_minus", "inverse"]
 Degree = Literal["cohort", "device"]
 
 
+Scale = Annotated[float, Field(ge=0, allow_inf_nan=False, description="C, the scale of the server's part")]
+DegreeOf = Annotated[
+    Degree,
+    Field(
+        description="D', the devices' non-IID degree: of the chosen devices' labels together (cohort: the "
+        "paper's; 0 if all take part), or the mean of each device's own (device)"
+    ),
+]
+
+
 class DynamicUpdate(LabelMix):
-    c: Annotated[float, Field(ge=0, allow_inf_nan=False, description="C, the scale of the server's part")] = (
-        1.0
-    )
+    c: Scale = 1.0
     decay: Annotated[
         Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
         Field(description="factor on the server's part, each round; or chosen on held-out server images"),
@@ -58,13 +66,7 @@ class DynamicUpdate(LabelMix):
     accuracy_weight: Annotated[AccuracyWeight, Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")] = (
         "one_minus"
     )
-    degree: Annotated[
-        Degree,
-        Field(
-            description="D', the devices' non-IID degree: of the chosen devices' labels together (the paper; "
-            "0 if all take part), or the mean of each device's own"
-        ),
-    ] = "cohort"
+    degree: DegreeOf = "cohort"
 
 
 class StaticUpdate(Settings):

@@ -1,10 +1,22 @@
-"""FedDUMAP: FedDU's dynamic update, FedDUM's momentum and FedAP's pruning together."""
+"""FedDUMAP: FedDU's dynamic update, FedDUM's momentum and FedAP's pruning together; and FedDUMAP-C, the same
+with calibrated local training.
+
+FedDUMAP-C goes beyond the paper in three defaults:
+
+- `train.calibration` = 0.5: while a node trains, its loss is the cross-entropy of z + τ log π_k, so that a
+  device with few classes suppresses the others less.
+- `degree` = "device": D' is the mean of the devices' own degrees, which is positive when all take part.
+- `c` = 0.4: these degrees are larger than that of a cohort's labels together; with ten devices of two of ten
+  labels each, α is about the paper's.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from feddumap.core.algorithm import Algorithm
 from feddumap.methods.fedap import Pruning, pruned
-from feddumap.methods.feddu import DynamicUpdate
+from feddumap.methods.feddu import DegreeOf, DynamicUpdate, Scale
 from feddumap.methods.feddum import DeviceMomentum, ServerMomentum, feddum
 from feddumap.methods.registry import method
 
@@ -15,3 +27,16 @@ def feddumap(
 ) -> Algorithm:
     """Dynamic update, momentum and adaptive pruning: the whole of the paper."""
     return pruned(feddum(update, server, device), pruning)
+
+
+class CalibratedUpdate(DynamicUpdate):
+    c: Scale = 0.4
+    degree: DegreeOf = "device"
+
+
+@method("feddumap-c")
+def feddumap_c(
+    update: CalibratedUpdate, server: ServerMomentum, device: DeviceMomentum, pruning: Pruning
+) -> Algorithm:
+    """FedDUMAP with calibrated local training, and a share of the server that suits any cohort."""
+    return replace(feddumap(update, server, device, pruning), calibration=0.5)

@@ -118,8 +118,8 @@ class Batch:
         return iter((self.inputs, self.targets))
 
 
-def label_shift(labels: torch.Tensor, classes: int, tau: float) -> torch.Tensor | None:
-    """τ log π, where π are the label frequencies, at least 1e-4; None if τ = 0.
+def label_shift(labels: torch.Tensor, classes: int, tau: float | None) -> torch.Tensor | None:
+    """τ log π, where π are the label frequencies, at least 1e-4; None if τ is 0 or not set.
 
     Cross-entropy on z + τ log π (balanced softmax; Ren et al., 2020) does not push down the outputs of
     classes that a node does not have.
@@ -127,7 +127,7 @@ def label_shift(labels: torch.Tensor, classes: int, tau: float) -> torch.Tensor 
     >>> label_shift(torch.tensor([0, 0, 2, 2]), 3, 1.0)
     tensor([-0.6931, -9.2103, -0.6931])
     """
-    if tau == 0:
+    if not tau:
         return None
     frequencies = torch.bincount(labels, minlength=classes).double() / len(labels)
     return (tau * frequencies.clamp_min(MIN_FREQUENCY).log()).float()
