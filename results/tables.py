@@ -21,7 +21,7 @@ from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_unit
 from feddumap.report.series import Series, find_runs, group_runs
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
 from feddumap.runs.summary import finished
-from feddumap.sweep.grid import cells
+from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
 RESULTS = Path(__file__).parent
@@ -187,10 +187,11 @@ def missing() -> str:
     """The cells of the grids that are not finished."""
     lines = []
     for grid in GRIDS:
-        found = cells(RESULTS / f"{grid}.toml", RESULTS / "runs" / grid, (), lambda _: None)
-        left = [f"`{cell.path.name}`" for cell in found if not (cell.path.is_dir() and finished(cell.path))]
-        names = f"; not yet: {', '.join(left)}" if left else ""
-        lines.append(f"- `results/{grid}.toml`: {len(found) - len(left)} of {len(found)} finished{names}")
+        names = [name_from_values(applied) for applied, _ in combinations(read(RESULTS / f"{grid}.toml"))]
+        folders = {name: RESULTS / "runs" / grid / name for name in names}
+        left = [f"`{name}`" for name, path in folders.items() if not (path.is_dir() and finished(path))]
+        not_yet = f"; not yet: {', '.join(left)}" if left else ""
+        lines.append(f"- `results/{grid}.toml`: {len(names) - len(left)} of {len(names)} finished{not_yet}")
     return "\n".join(lines)
 
 

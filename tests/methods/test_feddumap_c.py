@@ -1,0 +1,68 @@
+"""FedDUMAP-C: FedDUMAP with other defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feddumap import run as api
+from feddumap.config import Config
+from feddumap.core.tensors import digest
+from feddumap.data.label_mix import divergence
+from feddumap.methods.feddu import degree_of_devices, effective_share
+from feddumap.methods.registry import RECIPES, compose
+from tests.conftest import small
+
+PRUNED = {"prune_round": 1, "rate_nodes": "server"}
+
+
+def of(name: str, tau: float | None = None, **keys: Any) -> Config:
+    train = {"rounds": 2, "lr": 0.1} | ({} if tau is None else {"calibration": tau})
+    return small(method={"name": name, **PRUNED, **keys}, data={"server_fraction": 0.2}, train=train)
+
+
+def test_it_is_feddumap_with_other_defaults(home: object) -> None:
+    own, same = api.train(of("feddumap-c")), api.train(of("feddumap", 0.5, c=0.4, degree="device"))
+    assert digest(own.state.weights) == digest(same.state.weights)
+    assert own.config.train.calibration == 0.5
+    plain = api.train(of("feddumap"))
+    assert plain.config.train.calibration == 0.0
+    assert digest(plain.state.weights) != digest(own.state.weights)
+
+
+def test_the_configuration_goes_before_the_methods_calibration(home: object) -> None:
+    run = api.train(of("feddumap-c", 0.0))
+    assert run.config.train.calibration == 0.0
+    assert digest(run.state.weights) == digest(
+        api.train(of("feddumap", c=0.4, degree="device")).state.weights
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "feddumap-c"])
+def test_all_other_methods_are_plain_by_default(name: str) -> None:
+    assert compose(small(method={"name": name})).calibration == 0.0
+
+
+def test_its_share_is_about_the_papers_in_the_papers_setting() -> None:
+    """100 devices of two of ten labels, ten a round, a server with five: the mean over cohorts of
+    α / (1 − acc) is within a fifth of the paper's, and it is positive when all devices take part."""
+    rng = np.random.default_rng(0)
+    shards = rng.permutation(np.repeat(np.arange(10), 20)).reshape(100, 2)
+    labels = np.zeros((100, 10), dtype=np.int64)
+    for device, pair in enumerate(shards):
+        np.add.at(labels[device], pair, 200)
+    server = 4000, float(divergence(np.repeat([0, 800], 5), labels.sum(axis=0)))
+
+    def mean(degree: Any, c: float) -> float:
+        cohorts = [rng.choice(100, 10, replace=False) for _ in range(300)]
+        shares = (
+            effective_share(0.0, server, (4000, degree_of_devices(labels, cohort, degree)), c, "one_minus")
+            for cohort in cohorts
+        )
+        return float(np.mean(list(shares)))
+
+    assert mean("device", 0.4) == pytest.approx(mean("cohort", 1.0), rel=0.2)
+    everyone = degree_of_devices(labels, range(100), "device")
+    assert effective_share(0.0, server, (40_000, everyone), 0.4, "one_minus") > 0.01
