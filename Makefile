@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint types tests test-slow test-browser soak fuzz format setup clean
+.PHONY: demo test lint types tests test-slow test-browser soak fuzz results format setup clean
 
 demo: $(STAMP)
 	$(BIN)/feddumap demo
@@ -43,6 +43,12 @@ test-browser: $(VENV)/.browser
 $(VENV)/.browser: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	touch $(VENV)/.browser
+
+# The tables and figures of docs/results.md, and a page with all curves in results/report, from results/runs.
+results: $(DEV)
+	$(BIN)/python results/tables.py
+	$(BIN)/python results/figures.py
+	$(BIN)/feddumap report results/runs/grid --out results/report
 
 # Every reader of what others may have written, with altered and coverage-guided inputs (atheris).
 FUZZ_SECONDS ?= 300

@@ -37,9 +37,10 @@ TARGETS = {  # the paper's
 
 
 @cache
-def series() -> list[Series]:
-    """All finished runs, grouped over seeds, in the order of the table of methods."""
-    runs = [run for run in find_runs([RESULTS / "runs"]) if run.finished]
+def series(*folders: str) -> list[Series]:
+    """The finished runs of folders, grouped over seeds, in the order of the table of methods."""
+    paths = [path for folder in folders or GRIDS if (path := RESULTS / "runs" / folder).is_dir()]
+    runs = [run for run in find_runs(paths) if run.finished]
     order = list(RECIPES)
     return sorted(group_runs(runs), key=lambda each: (order.index(each.config.method.name), name(each)))
 
@@ -169,6 +170,19 @@ def differences(data: str, model: str) -> str:
     return markdown(head, lines)
 
 
+def digits(folder: str) -> str:
+    """Accuracies on the digits by what the runs of a folder differ in."""
+    lines = []
+    for each in series(folder):
+        config, runs = each.config, [run_statistics(run, []) for run in each.runs]
+        keys = str(config.data.shards_per_device), str(config.method.settings.get("degree", "-"))
+        measures = (accuracy(runs, kind) for kind in ("best_smoothed", "mean10"))
+        tau = f"{config.train.calibration or 0:g}"
+        lines.append([f"`{config.method.name}`", *keys, tau, str(len(runs)), *measures])
+    head = ["method", "shards a device", "`degree`", "τ", "seeds", "best smoothed (%)", "last 10 (%)"]
+    return markdown(head, sorted(lines, key=lambda line: line[:4]))
+
+
 def large_networks() -> str:
     """A few rounds of VGG11 and ResNet18."""
     lines = []
@@ -204,6 +218,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar100-lenet": partial(comparison, "cifar100", "lenet"),
     "ablations": partial(comparison, "cifar10", "lenet", 200),
     "large-networks": large_networks,
+    "full-participation": partial(digits, "full-participation"),
+    "classes-per-device": partial(digits, "classes-per-device"),
     "missing": missing,
 }
 

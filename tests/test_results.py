@@ -1,0 +1,53 @@
+"""What docs/results.md shows is what the runs in results/runs recorded, and those are runs of its grids."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from feddumap.config import read_toml
+from feddumap.runs.reader import read_config, read_records
+from feddumap.runs.summary import accuracies, finished, read_summary
+from feddumap.sweep.grid import combinations, name_from_values, read
+
+RESULTS = Path(__file__).parents[1] / "results"
+RUNS = sorted(path.parent for path in (RESULTS / "runs").glob("*/*/config.toml"))
+
+
+def program(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"results_{name}", RESULTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_runs() -> None:
+    tables = program("tables")
+    text = tables.DOCUMENT.read_text()
+    assert "<!-- table: cifar10-lenet -->" in text
+    assert tables.filled(text) == text, "run python results/tables.py"
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_runs_are_finished_and_of_their_grid(path: Path) -> None:
+    assert finished(path)
+    summary, stored = read_summary(path), read_config(path).model_dump()
+    assert summary is not None
+    for measure in ("final", "mean10", "best_smoothed"):
+        assert summary["accuracy"][measure] == pytest.approx(accuracies(read_records(path))[measure])
+    file = RESULTS / f"{path.parent.name}.toml"
+    cells = {name_from_values(applied): applied for applied, _ in combinations(read(file))}
+    common = {
+        f"{section}.{key}": value
+        for section, keys in read_toml(file, "grid").items()
+        if section != "grid"
+        for key, value in keys.items()
+    }
+    for dotted, value in {**common, **cells[path.name]}.items():
+        section, _, key = dotted.partition(".")
+        assert stored[section][key] == value, dotted
