@@ -175,12 +175,13 @@ def digits(folder: str) -> str:
     lines = []
     for each in series(folder):
         config, runs = each.config, [run_statistics(run, []) for run in each.runs]
-        keys = str(config.data.shards_per_device), str(config.method.settings.get("degree", "-"))
+        shards, settings = str(config.data.shards_per_device), config.method.settings
+        keys = shards, *(str(settings.get(key, "-")) for key in ("degree", "c"))
         measures = (accuracy(runs, kind) for kind in ("best_smoothed", "mean10"))
         tau = f"{config.train.calibration or 0:g}"
         lines.append([f"`{config.method.name}`", *keys, tau, str(len(runs)), *measures])
-    head = ["method", "shards a device", "`degree`", "τ", "seeds", "best smoothed (%)", "last 10 (%)"]
-    return markdown(head, sorted(lines, key=lambda line: line[:4]))
+    head = ["method", "shards a device", "`degree`", "C", "τ", "seeds", "best smoothed (%)", "last 10 (%)"]
+    return markdown(head, sorted(lines, key=lambda line: line[:5]))
 
 
 def large_networks() -> str:
