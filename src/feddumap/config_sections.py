@@ -149,12 +149,7 @@ class TrainConfig(Section):
     calibration: Annotated[float, Field(ge=0, le=10)] | None = Field(
         None,
         description="τ: while a node trains, τ · log of its label frequencies is added to its outputs; 0 is "
-        "the plain loss, 1 the balanced softmax; default 0, and 0.5 for feddumap-c",
-    )
-    server_calibration: Annotated[float, Field(ge=0, le=10)] | None = Field(
-        None,
-        description="τ while the server trains on its own data; default train.calibration, and 1 for "
-        "feddumap-c",
+        "the plain loss, 1 the balanced softmax; default 0, and 1 for feddumap-c",
     )
     kernels: Literal["c", "torch"] | None = Field(
         None,

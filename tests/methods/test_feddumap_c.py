@@ -18,50 +18,29 @@ from tests.conftest import small
 PRUNED = {"prune_round": 1, "rate_nodes": "server"}
 
 
-def of(name: str, taus: tuple[float, ...] = (), **keys: Any) -> Config:
-    """Two rounds of a pruned method; `taus` are those of the devices and of the server."""
-    calibration = dict(zip(("calibration", "server_calibration"), taus, strict=False))
-    return small(
-        method={"name": name, **PRUNED, **keys},
-        data={"server_fraction": 0.2},
-        train={"rounds": 2, "lr": 0.1, **calibration},
-    )
-
-
-def trained(config: Config) -> str:
-    return digest(api.train(config).state.weights)
+def of(name: str, tau: float | None = None, **keys: Any) -> Config:
+    train = {"rounds": 2, "lr": 0.1} | ({} if tau is None else {"calibration": tau})
+    return small(method={"name": name, **PRUNED, **keys}, data={"server_fraction": 0.2}, train=train)
 
 
 def test_it_is_feddumap_with_other_defaults(home: object) -> None:
-    own = api.train(of("feddumap-c"))
-    assert (own.config.train.calibration, own.config.train.server_calibration) == (0.5, 1.0)
-    assert digest(own.state.weights) == trained(of("feddumap", (0.5, 1.0), c=0.35, degree="device"))
+    own, same = api.train(of("feddumap-c")), api.train(of("feddumap", 1.0, c=0.35, degree="device"))
+    assert digest(own.state.weights) == digest(same.state.weights)
+    assert own.config.train.calibration == 1.0
     plain = api.train(of("feddumap"))
-    assert (plain.config.train.calibration, plain.config.train.server_calibration) == (0.0, 0.0)
+    assert plain.config.train.calibration == 0.0
     assert digest(plain.state.weights) != digest(own.state.weights)
 
 
 def test_the_configuration_goes_before_the_methods_calibration(home: object) -> None:
-    run = api.train(of("feddumap-c", (0.0, 0.0)))
-    assert (run.config.train.calibration, run.config.train.server_calibration) == (0.0, 0.0)
-    assert digest(run.state.weights) == trained(of("feddumap", c=0.35, degree="device"))
-
-
-def test_the_server_is_calibrated_as_the_devices_unless_it_is_said(home: object) -> None:
-    assert trained(of("feddumap", (1.0,))) == trained(of("feddumap", (1.0, 1.0)))
-    assert trained(of("feddumap", (1.0,))) != trained(of("feddumap", (1.0, 0.0)))
-
-
-def test_the_servers_calibration_concerns_only_the_server(home: object) -> None:
-    """FedAP's server does not train, FedDUAP's does."""
-    assert trained(of("fedap", (0.5, 1.0))) == trained(of("fedap", (0.5, 0.0)))
-    assert trained(of("fedduap", (0.5, 1.0))) != trained(of("fedduap", (0.5, 0.0)))
+    run, plain = api.train(of("feddumap-c", 0.0)), api.train(of("feddumap", c=0.35, degree="device"))
+    assert run.config.train.calibration == 0.0
+    assert digest(run.state.weights) == digest(plain.state.weights)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "feddumap-c"])
 def test_all_other_methods_are_plain_by_default(name: str) -> None:
-    algorithm = compose(small(method={"name": name}))
-    assert (algorithm.calibration, algorithm.server_calibration) == (0.0, None)
+    assert compose(small(method={"name": name})).calibration == 0.0
 
 
 def test_its_share_is_about_the_papers_in_the_papers_setting() -> None:

@@ -299,7 +299,7 @@ class Algorithm:
     `mean_only` says whether the server needs no upload by itself, but only the weighted mean of all; by
     default it does if `aggregate` is `mean_of_uploads`. `uploads_extra` says whether uploads carry tensors
     besides the model. Secure aggregation goes by both. `calibration` is what `train.calibration` is for this
-    method unless the configuration sets it, and so is `server_calibration`; None is as the devices'.
+    method unless the configuration sets it.
     """
 
     local: Local
@@ -323,7 +323,6 @@ class Algorithm:
     mean_only: bool | None = None
     uploads_extra: bool = False
     calibration: float = 0.0
-    server_calibration: float | None = None
 
     @property
     def needs_single_uploads(self) -> bool:

@@ -55,19 +55,14 @@ def complete(config: Config, dataset: Dataset, say: Say = ignore) -> Config:
     labels, users = dataset.train_labels, dataset.train_users
     data = partition.resolve(config.data, len(dataset.classes), labels, users, config.run.seed)
     kernels = choose_kernels(config.train.kernels, shape, config.run.device, say)
-    train = config.train.model_copy(update={"kernels": kernels, **_calibration(config)})
+    calibration = config.train.calibration
+    if calibration is None:
+        calibration = registry.compose(config).calibration
+    train = config.train.model_copy(update={"kernels": kernels, "calibration": calibration})
     method = registry.resolve(config.method)
     timed = clock.resolve(config.clock, config.model.name)
     config = config.model_copy(update={"method": method, "data": data, "train": train, "clock": timed})
     return _complete_privacy(config, say) if config.privacy.on else config
-
-
-def _calibration(config: Config) -> dict[str, float]:
-    """τ of devices and server: as configured, else as the method has it."""
-    train, algorithm = config.train, registry.compose(config)
-    devices = algorithm.calibration if train.calibration is None else train.calibration
-    server = algorithm.server_calibration if train.server_calibration is None else train.server_calibration
-    return {"calibration": devices, "server_calibration": devices if server is None else server}
 
 
 def _complete_privacy(config: Config, say: Say) -> Config:

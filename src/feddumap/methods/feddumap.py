@@ -3,10 +3,8 @@ with calibrated local training.
 
 FedDUMAP-C goes beyond the paper in these defaults:
 
-- `train.calibration` = 0.5: while a node trains, its loss is the cross-entropy of z + τ log π_k, so that a
-  device with few classes suppresses the others less.
-- `train.server_calibration` = 1: the server has the same classes in every round, so that other nodes do not
-  average out what it suppresses.
+- `train.calibration` = 1: while a node trains, its loss is the cross-entropy of z + log π_k, so that a device
+  or a server with few classes does not suppress the others.
 - `degree` = "device": D' is the mean of the devices' own degrees, which is positive when all take part.
 - `c` = 0.35: these degrees are larger than that of a cohort's labels together; with ten devices of two of ten
   labels each, α is about the paper's.
@@ -41,5 +39,4 @@ def feddumap_c(
     update: CalibratedUpdate, server: ServerMomentum, device: DeviceMomentum, pruning: Pruning
 ) -> Algorithm:
     """FedDUMAP with calibrated local training, and a share of the server that suits any cohort."""
-    base = feddumap(update, server, device, pruning)
-    return replace(base, calibration=0.5, server_calibration=1.0)
+    return replace(feddumap(update, server, device, pruning), calibration=1.0)

@@ -33,8 +33,7 @@ def train_copy(
     rng = stream(config.run.seed, "server-batches", view.state.round)
     placed = samples.to(config.run.device)
     train = config.train
-    tau = train.calibration if train.server_calibration is None else train.server_calibration
-    shift = label_shift(placed.targets, view.state.architecture.classes, tau)
+    shift = label_shift(placed.targets, view.state.architecture.classes, train.calibration)
     augment = view.state.architecture.input if config.data.augment else None
     data = batches(placed, train.epochs, train.batch, rng, augment=augment, shift=shift)
     total = server_steps(len(samples), train.epochs, train.batch)

@@ -119,7 +119,6 @@ def read_config(path: Path) -> Config:
         train.pop("stack", None)  # see `legacy_stack_size`
         train.setdefault("kernels", "torch")  # runs of versions without kernels in C
         train.setdefault("calibration", 0.0)  # runs of versions without calibration
-        train.setdefault("server_calibration", train["calibration"])
     try:
         return Config.parse(value)
     except FeddumapError as error:
