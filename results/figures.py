@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from tables import chosen, name
+from tables import HEADLINE, chosen, name
 
 from feddumap.report.figures import files
 from feddumap.report.lines import style
@@ -21,12 +21,8 @@ from feddumap.runs.summary import smooth
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MEGABYTES, MINUTES = 1e6, 60.0
-SHOWN = {
-    "`fedavg`": "FedAvg",
-    "`feddumap`": "FedDUMAP (the paper's)",
-    "`fedavg` (τ = 1)": "FedAvg, calibrated",
-    "`feddumap` (τ = 1)": "FedDUMAP, calibrated",
-}
+POINTS = 4  # rounds between two points of a line, for small files
+SHOWN = {key: label.replace("`", "") for key, label in (HEADLINE | {"`feddu`": "FedDU"}).items()}
 
 
 def clock(run: RecordedRun) -> np.ndarray:
@@ -45,10 +41,9 @@ AXES: tuple[tuple[str, Callable[[RecordedRun], np.ndarray]], ...] = (
 
 def curve(each: Series, across: Callable[[RecordedRun], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The mean of `across`, and the smoothed test accuracies [seeds, rounds] in percent."""
-    places = np.mean([across(run) for run in each.runs], axis=0)
-    return places, 100 * np.array(
-        [smooth([record["accuracy"] for record in run.records]) for run in each.runs]
-    )
+    places = np.mean([across(run) for run in each.runs], axis=0)[::POINTS]
+    curves = [smooth([record["accuracy"] for record in run.records])[::POINTS] for run in each.runs]
+    return places, 100 * np.array(curves)
 
 
 def headline(data: str, model: str, target: float) -> Figure:

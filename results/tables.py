@@ -1,7 +1,7 @@
-"""Writes the tables of docs/results.md from the finished runs in results/runs.
+"""Writes the tables of docs/results.md and of the README from the finished runs in results/runs.
 
     python results/tables.py            # rewrites the blocks between <!-- table: NAME --> and <!-- end -->
-    python results/tables.py --check    # exits with 1 if the document differs from the runs
+    python results/tables.py --check    # exits with 1 if a document differs from the runs
 
 The paper's numbers are those of `feddumap paper`. A mean is followed by the standard deviation over seeds.
 """
@@ -20,14 +20,20 @@ from feddumap.paper.item import find_item
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
 from feddumap.report.series import Series, find_runs, group_runs
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
-from feddumap.runs.summary import finished
+from feddumap.runs.summary import finished, reached
 from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
 RESULTS = Path(__file__).parent
-DOCUMENT = RESULTS.parent / "docs" / "results.md"
+DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
 GRIDS = ("grid", "large", "ablations", "cifar100")
 ITEMS = [f"table-{kind}-{data}" for data in ("cifar10", "cifar100") for kind in ("feddumap", "ablation")]
+HEADLINE = {
+    "`fedavg`": "FedAvg",
+    "`feddumap`": "FedDUMAP, the paper's",
+    "`feddumap-c`": "FedDUMAP-C",
+    "`fedavg` (τ = 0.5)": "FedAvg with `train.calibration=0.5`",
+}
 TARGETS = {  # the paper's
     ("cifar10", "lenet"): 0.5,
     ("cifar10", "cnn"): 0.6,
@@ -130,6 +136,30 @@ def comparison(data: str, model: str, rounds: int = 500) -> str:
     return markdown(head, lines)
 
 
+def headline(data: str, model: str) -> str:
+    """Accuracy, and virtual time and bytes to the paper's target, of a few methods."""
+    target = TARGETS[data, model]
+    lines = []
+    for each in (each for each in chosen(data, model) if name(each) in HEADLINE):
+        runs = [run_statistics(run, [target]) for run in each.runs]
+        reach = time_to_target(runs, target)
+        sent = [
+            sum(record["bytes_down"] + record["bytes_up"] for record in run.records[: point["round"] + 1])
+            for run in each.runs
+            if (point := reached(run.records, target)) is not None
+        ]
+        if reach.clock is not None and (carried := spread(sent)):
+            to_target = [in_seconds(reach.clock), in_bytes(carried)]
+        else:
+            to_target = [f"{reach.reached} of {reach.seeds} seeds reach it", "-"]
+        macs = spread([run.cost["macs"] for run in runs])
+        shown = [HEADLINE[name(each)], str(len(runs)), accuracy(runs, "mean10"), *to_target]
+        lines.append([*shown, in_units(macs) if macs else "-"])
+    percent = f"{100 * target:g} %"
+    head = ["method", "seeds", "accuracy (%)", f"virtual time to {percent} (s)", f"sent until {percent}"]
+    return markdown([*head, "multiply-adds"], lines)
+
+
 def costs(data: str, model: str) -> str:
     """Multiply-adds, parameters, bytes and virtual time of a whole run, beside the paper's multiply-adds."""
     lines = []
@@ -211,6 +241,7 @@ def missing() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "headline-lenet": partial(headline, "cifar10", "lenet"),
     "cifar10-lenet": partial(comparison, "cifar10", "lenet"),
     "cifar10-lenet-costs": partial(costs, "cifar10", "lenet"),
     "cifar10-lenet-differences": partial(differences, "cifar10", "lenet"),
@@ -235,11 +266,12 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    new = filled(text)
-    if "--check" in sys.argv:
-        sys.exit("docs/results.md differs from the runs: run python results/tables.py" if new != text else 0)
-    DOCUMENT.write_text(new, encoding="utf-8")
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        new = filled(text)
+        if "--check" in sys.argv and new != text:
+            sys.exit(f"{document} differs from the runs: run python results/tables.py")
+        document.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":
