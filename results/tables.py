@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from feddumap.config import Config, MethodConfig
-from feddumap.methods.registry import RECIPES, resolve
+from feddumap.methods.registry import RECIPES, compose, resolve
 from feddumap.paper.item import find_item
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
 from feddumap.report.series import Series, find_runs, group_runs
@@ -56,7 +56,8 @@ def name(each: Series) -> str:
     config = each.config
     usual = Config.parse({"data": {"name": config.data.name}, "model": {"name": config.model.name}})
     defaults = resolve(MethodConfig(name=config.method.name)).settings
-    keys = [f"τ = {config.train.calibration:g}"] if config.train.calibration else []
+    tau = config.train.calibration
+    keys = [f"τ = {tau:g}"] if tau is not None and tau != compose(config).calibration else []
     keys += [
         f"{key} = {value}" for key, value in config.method.settings.items() if defaults.get(key) != value
     ]
