@@ -196,6 +196,7 @@ def test_two_workers(user: Path, method: str) -> None:
     assert outcome(api.train(config_of(method, run={"workers": 2}))) == one
 
 
+@pytest.mark.slow
 @both
 def test_left_and_resumed(user: Path, tmp_path: Path, method: str) -> None:
     _, again = resumed(config_of(method), tmp_path / "run", 2)

@@ -124,6 +124,7 @@ def test_an_echo_changes_nothing_and_is_no_listed_method() -> None:
     assert overhead.ECHO not in RECIPES
 
 
+@pytest.mark.slow
 def test_overhead_with_worker_processes(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert overhead.MODELS == ("lenet", "vgg11")
     monkeypatch.setattr(overhead, "MODELS", ("lenet",))
@@ -134,6 +135,7 @@ def test_overhead_with_worker_processes(temporary: Path, monkeypatch: pytest.Mon
     assert left_in(temporary) == []
 
 
+@pytest.mark.slow
 def test_scale(temporary: Path) -> None:
     found = scale.bench_scale("lenet", 2, workers=1, sizes=((4, 2), (4, 4)))
     few, all_of_them = found["cases"]

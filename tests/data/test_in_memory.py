@@ -163,6 +163,7 @@ if sys.argv[2] == "wait":
 """
 
 
+@pytest.mark.slow
 def test_the_folder_goes_with_the_process_even_if_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def exists(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_program_without_a_guard_and_a_notebook(home: Path, tmp_path: Path) -> None:
     """A class and a lambda of the program, two workers, one of which dies; then everything is killed, and a
     process with other threads goes on."""

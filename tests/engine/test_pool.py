@@ -233,6 +233,7 @@ def test_results_in_flight_are_bounded(run: api.Run, pool: Pool) -> None:
     assert list(results) == list(range(1, 20))
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(home: Path, tmp_path: Path) -> None:
     """A parent killed by SIGKILL leaves no process behind, even in the middle of a device."""
     script = (

@@ -143,7 +143,7 @@ def test_a_pruned_run(home: Path, tmp_path: Path, to: str) -> None:
     assert np.mean(guesses == data.test_labels) == record["accuracy"]
 
 
-@pytest.mark.parametrize("name", ["imc", "prunefl"])
+@pytest.mark.parametrize("name", [pytest.param("imc", marks=pytest.mark.slow), "prunefl"])
 def test_a_masked_run(home: Path, tmp_path: Path, name: str) -> None:
     run = trained(
         tmp_path / "run", {"name": name, **({"prune_round": 1} if name == "imc" else {"first_passes": 20})}
@@ -369,6 +369,7 @@ def test_the_command(
     assert (code, "unknown format 'keras'" in errors, errors.count("\n")) == (2, True, 1)
 
 
+@pytest.mark.slow
 def test_the_example_predicts_without_torch(home: Path, tmp_path: Path) -> None:
     run = trained(
         tmp_path / "run", {"name": "fedavg"}, train={"rounds": 20, "cohort": 6}, data={"partition": "iid"}

@@ -370,6 +370,7 @@ class TestRegistered:
                 models.register(name, lambda classes: nn.Linear(3, classes))
 
 
+@pytest.mark.slow
 def test_small_strided_projections_train_without_corrupting_memory() -> None:
     """In a process of its own: where the guard is missing, the allocator ends it."""
     code = """

@@ -229,7 +229,7 @@ def reference(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("how", "workers", "delay", "code"),
     [
-        (signal.SIGKILL, 2, 0.15, -9),
+        pytest.param(signal.SIGKILL, 2, 0.15, -9, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 2, 0.2, 130, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 1, 0.4, 143, marks=pytest.mark.slow),
     ],

@@ -388,7 +388,9 @@ def alive(pid: int) -> bool:
     return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
 
 
-@pytest.mark.parametrize(("how", "expected"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("how", "expected"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)]
+)
 def test_an_end_leaves_resumable_cells_and_no_processes(
     write: Write, grid: Command, tmp_path: Path, how: signal.Signals, expected: int
 ) -> None:
