@@ -27,6 +27,7 @@ from feddumap.methods.feddum import only_device_momentum as _only_device_momentu
 from feddumap.methods.feddum import only_server_momentum as _only_server_momentum
 from feddumap.methods.feddumap import feddumap as _feddumap
 from feddumap.methods.feddumap import feddumap_c as _feddumap_c
+from feddumap.methods.feddumap import feddumap_cs as _feddumap_cs
 from feddumap.methods.fedkt import fedkt as _fedkt
 from feddumap.methods.fedkt import fedkt_iter as _fedkt_iter
 from feddumap.methods.fedopt import fedadagrad as _fedadagrad
@@ -46,7 +47,7 @@ arrange(
     [
         "fedavg",
         *("feddu", "feddu-s", "feddu-sm", "feddu-dm", "feddum", "fedap", "fedduap", "feddumap"),
-        "feddumap-c",
+        *("feddumap-c", "feddumap-cs"),
         *("server-momentum", "device-momentum", "fedda", "feddu-da", "mime-lite"),
         *("data-sharing", "hybrid-fl", "feddf", "fedkt", "fedkt-iter"),
         *("hrank", "imc", "prunefl"),
@@ -64,6 +65,7 @@ fedap = public(_fedap)
 fedduap = public(_fedduap)
 feddumap = public(_feddumap)
 feddumap_c = public(_feddumap_c)
+feddumap_cs = public(_feddumap_cs)
 server_momentum = public(_only_server_momentum)
 device_momentum = public(_only_device_momentum)
 fedda = public(_fedda)
@@ -103,6 +105,7 @@ __all__ = [
     "feddum",
     "feddumap",
     "feddumap_c",
+    "feddumap_cs",
     "fedkt",
     "fedkt_iter",
     "fedprox",

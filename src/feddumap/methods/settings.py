@@ -23,10 +23,13 @@ class SharedMomentum(Settings):
     momentum: Annotated[Beta, Field(description="β of the momentum that server and devices share")] = 0.9
 
 
+TransferOnClock = Annotated[
+    bool, Field(description="count the time to send the server's images to all devices at first")
+]
+
+
 class Transfer(Settings):
-    transfer_on_clock: Annotated[
-        bool, Field(description="count the time to send the server's images to all devices at first")
-    ] = False
+    transfer_on_clock: TransferOnClock = False
 
 
 class Rates(LabelMix):
