@@ -149,7 +149,8 @@ class TrainConfig(Section):
     calibration: Annotated[float, Field(ge=0, le=10)] | None = Field(
         None,
         description="τ: while a node trains, τ · log of its label frequencies is added to its outputs; 0 is "
-        "the plain loss, 1 the balanced softmax; default 0, and 1 for feddumap-c",
+        "the plain loss, 1 the balanced softmax; default 0, and 1 for feddumap-c "
+        "and feddumap-cs",
     )
     kernels: Literal["c", "torch"] | None = Field(
         None,
