@@ -32,6 +32,7 @@ HEADLINE = {
     "`fedavg`": "FedAvg",
     "`feddumap`": "FedDUMAP, the paper's",
     "`feddumap-c`": "FedDUMAP-C",
+    "`feddumap-cs`": "FedDUMAP-CS",
     "`fedavg` (τ = 0.5)": "FedAvg with `train.calibration=0.5`",
 }
 TARGETS = {  # the paper's
@@ -206,13 +207,26 @@ def digits(folder: str) -> str:
     lines = []
     for each in series(folder):
         config, runs = each.config, [run_statistics(run, []) for run in each.runs]
-        shards, settings = str(config.data.shards_per_device), config.method.settings
-        keys = shards, *(str(settings.get(key, "-")) for key in ("degree", "c"))
-        measures = (accuracy(runs, kind) for kind in ("best_smoothed", "mean10"))
-        tau = f"{config.train.calibration or 0:g}"
-        lines.append([f"`{config.method.name}`", *keys, tau, str(len(runs)), *measures])
-    head = ["method", "shards a device", "`degree`", "C", "τ", "seeds", "best smoothed (%)", "last 10 (%)"]
-    return markdown(head, sorted(lines, key=lambda line: line[:5]))
+        settings = config.method.settings
+        keys = {
+            "method": f"`{config.method.name}`",
+            "shards a device": str(config.data.shards_per_device),
+            "`degree`": str(settings.get("degree", "-")),
+            "C": str(settings.get("c", "-")),
+            "shared samples": str(settings.get("shared_samples", "-")),
+            "τ": f"{config.train.calibration or 0:g}",
+        }
+        measures = {
+            "seeds": str(len(runs)),
+            "best smoothed (%)": accuracy(runs, "best_smoothed"),
+            "last 10 (%)": accuracy(runs, "mean10"),
+        }
+        lines.append((keys, measures))
+    lines.sort(key=lambda line: list(line[0].values()))
+    first = lines[0][0]
+    shown = [key for key in first if key == "method" or any(keys[key] != first[key] for keys, _ in lines)]
+    rows = [[*(keys[key] for key in shown), *measures.values()] for keys, measures in lines]
+    return markdown([*shown, *lines[0][1]], rows)
 
 
 def large_networks() -> str:
@@ -253,6 +267,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "large-networks": large_networks,
     "full-participation": partial(digits, "full-participation"),
     "classes-per-device": partial(digits, "classes-per-device"),
+    "shared-samples": partial(digits, "shared-samples"),
     "missing": missing,
 }
 
