@@ -67,6 +67,8 @@ def name(each: Series) -> str:
         for key in ("lr_decay", "epochs", "cohort")
         if (value := getattr(config.train, key)) != getattr(usual.train, key)
     ]
+    if config.data.partition != usual.data.partition:
+        keys.append({"iid": "IID"}.get(config.data.partition, config.data.partition))
     if config.data.server_fraction != usual.data.server_fraction:
         keys.append(f"p = {100 * config.data.server_fraction:g} %")
     if config.data.server_classes not in (None, 5, 50):
