@@ -95,6 +95,7 @@ def test_the_test_sees_every_kind_of_import() -> None:
     assert "feddumap.training.samples" not in imports("feddumap.core.algorithm")  # for type checking only
 
 
+@cache
 def calls(path: Path) -> set[str]:
     """Dotted names of everything a file calls."""
     return {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,19 @@ def program(name: str) -> ModuleType:
     return module
 
 
+@cache
+def cells(grid: str) -> dict[str, dict[str, Any]]:
+    """The keys of every cell of a grid by its name: those that are swept, and the common ones."""
+    file = RESULTS / f"{grid}.toml"
+    common = {
+        f"{section}.{key}": value
+        for section, keys in read_toml(file, "grid").items()
+        if section != "grid"
+        for key, value in keys.items()
+    }
+    return {name_from_values(applied): {**common, **applied} for applied, _ in combinations(read(file))}
+
+
 def test_the_tables_are_those_of_the_runs() -> None:
     tables = program("tables")
     texts = [document.read_text() for document in tables.DOCUMENTS]
@@ -40,14 +55,6 @@ def test_runs_are_finished_and_of_their_grid(path: Path) -> None:
     assert summary is not None
     for measure in ("final", "mean10", "best_smoothed"):
         assert summary["accuracy"][measure] == pytest.approx(accuracies(read_records(path))[measure])
-    file = RESULTS / f"{path.parent.name}.toml"
-    cells = {name_from_values(applied): applied for applied, _ in combinations(read(file))}
-    common = {
-        f"{section}.{key}": value
-        for section, keys in read_toml(file, "grid").items()
-        if section != "grid"
-        for key, value in keys.items()
-    }
-    for dotted, value in {**common, **cells[path.name]}.items():
+    for dotted, value in cells(path.parent.name)[path.name].items():
         section, _, key = dotted.partition(".")
         assert stored[section][key] == value, dotted

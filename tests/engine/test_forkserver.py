@@ -75,6 +75,7 @@ def test_a_worker_ends_when_its_pipe_closes_and_the_fork_server_tells_how(fork_s
         os.close(fd)
 
 
+@pytest.mark.slow
 def test_the_fork_server_has_one_thread_so_that_its_forks_are_clean(fork_server: ForkServer) -> None:
     pid, jobs, replies = hired(fork_server)  # by now it has imported everything
     assert len(list(Path(f"/proc/{fork_server.pid}/task").iterdir())) == 1
@@ -146,6 +147,7 @@ def test_when_too_much_is_lent_the_rest_is_copied() -> None:
     regions.close()
 
 
+@pytest.mark.slow
 def test_any_number_of_file_descriptors_reaches_a_worker(fork_server: ForkServer) -> None:
     """A message of the socket carries at most 253."""
     jobs, our_jobs = os.pipe()

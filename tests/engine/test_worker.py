@@ -10,7 +10,13 @@ import pytest
 from feddumap.engine.shared_memory import Region
 
 
-@pytest.mark.parametrize("sent", [b"", b'{"kind": "tr'], ids=["between messages", "in a message"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="between messages", marks=pytest.mark.slow),
+        pytest.param(b'{"kind": "tr', id="in a message"),
+    ],
+)
 def test_a_worker_exits_when_its_parent_is_killed(sent: bytes) -> None:
     """Its pipe closes, perhaps in the middle of a line."""
     regions = [Region().fd, Region().fd]

@@ -213,6 +213,7 @@ def test_a_module_in_the_current_folder(
             models.architecture(name, 10)
 
 
+@pytest.mark.slow
 def test_the_command_says_it_without_a_traceback(home: object, tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text(NETS.replace("256", "255"), encoding="utf-8")
     code = "import sys; from feddumap.cli.main import main; sys.path[:] = sys.path[1:]; main()"
