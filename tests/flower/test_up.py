@@ -54,6 +54,8 @@ class Live:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # a test run in the background of a shell inherits an ignored Ctrl-C
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         return self.process
 
