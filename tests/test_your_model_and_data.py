@@ -56,6 +56,7 @@ def page(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
     return names
 
 
+@pytest.mark.slow
 def test_the_page(page: dict[str, Any]) -> None:
     finished = {
         path.parent.name: json.loads(path.read_text()) for path in Path("runs").glob("*/summary.json")

@@ -45,6 +45,7 @@ def folder(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return made
 
 
+@pytest.mark.slow
 def test_compare_report_and_inspect(folder: Path, tmp_path: Path, run: CommandLine) -> None:
     code, printed, errors = run("compare", str(folder), "--format", "json")
     assert code == 0, errors

@@ -330,7 +330,8 @@ def test_right_arguments_pass() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("option", ["-O", pytest.param("-B", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["-B", "-O"])
 def test_wrong_arguments_never_reach_c(option: str) -> None:
     """In a process of its own, which may crash; `-O` disables assertions, and none of the checks."""
     run = [
