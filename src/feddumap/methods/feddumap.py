@@ -10,8 +10,8 @@ FedDUMAP-C goes beyond the paper in these defaults:
   labels each, α is about the paper's.
 
 FedDUMAP-CS is FedDUMAP-C whose devices are given `shared_samples` random samples of the server's, once. A
-device of two classes then sees the server's classes beside its own, and learns to tell them apart. Without
-calibration such samples bias every device towards the server's classes; with it they do not.
+device of two classes then sees the server's classes beside its own, and learns to tell them apart, which
+calibration alone does not teach it.
 """
 
 from __future__ import annotations
