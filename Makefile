@@ -44,11 +44,14 @@ $(VENV)/.browser: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	touch $(VENV)/.browser
 
-# The tables and figures of docs/results.md, and a page with all curves in results/report, from results/runs.
+# The tables and figures of docs/results.md, and a page per network in results/report, from results/runs.
 results: $(DEV)
 	$(BIN)/python results/tables.py
 	$(BIN)/python results/figures.py
-	$(BIN)/feddumap report results/runs/grid --out results/report
+	for model in lenet cnn; do \
+	    $(BIN)/feddumap report results/runs/grid/$$model-* --no-figures \
+	        --title "CIFAR-10, $$model" --out results/report/$$model || exit 1; \
+	done
 
 # Every reader of what others may have written, with altered and coverage-guided inputs (atheris).
 FUZZ_SECONDS ?= 300

@@ -20,6 +20,7 @@ from feddumap.paper.item import find_item
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
 from feddumap.report.series import Series, find_runs, group_runs
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
+from feddumap.runs.reader import read_records
 from feddumap.runs.summary import finished, reached
 from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
@@ -246,14 +247,17 @@ def large_networks() -> str:
 
 
 def missing() -> str:
-    """The cells of the grids that are not finished."""
+    """What is finished of the grids and how long it took, run after run, and what is not finished."""
     lines = []
     for grid in GRIDS:
         names = [name_from_values(applied) for applied, _ in combinations(read(RESULTS / f"{grid}.toml"))]
-        folders = {name: RESULTS / "runs" / grid / name for name in names}
-        left = [f"`{name}`" for name, path in folders.items() if not (path.is_dir() and finished(path))]
-        not_yet = f"; not yet: {', '.join(left)}" if left else ""
-        lines.append(f"- `results/{grid}.toml`: {len(names) - len(left)} of {len(names)} finished{not_yet}")
+        folders = [RESULTS / "runs" / grid / name for name in names]
+        left = [path for path in folders if not (path.is_dir() and finished(path))]
+        done = [path for path in folders if path not in left]
+        hours = sum(read_records(path)[-1]["wall"] for path in done) / 3600
+        time = f" in {hours:.1f} hours" if done else ""
+        not_yet = f"; not yet: {', '.join(f'`{path.name}`' for path in left)}" if left else ""
+        lines.append(f"- `results/{grid}.toml`: {len(done)} of {len(names)} finished{time}{not_yet}")
     return "\n".join(lines)
 
 

@@ -178,13 +178,15 @@ def test_the_page_alone(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Without figures for a paper there are none to point to, and nothing is needed to draw them."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "feddumap.report.figures", raising=False)
-    result = CliRunner().invoke(app, ["report", str(runs), "--out", str(tmp_path / "page"), "--no-figures"])
+    options = ["--out", str(tmp_path / "page"), "--no-figures", "--title", "LeNet5 <digits>"]
+    result = CliRunner().invoke(app, ["report", str(runs), *options])
     assert result.exit_code == 0, result.output
     assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
     text = (tmp_path / "page" / "index.html").read_text()
     assert '<body class="plain">' in text
     assert ".plain .files { display: none; }" in text
     assert 'href="figures/"' not in text
+    assert "<h1>LeNet5 &lt;digits&gt;</h1>" in text
 
 
 def test_what_was_pruned(text: str, runs: Path) -> None:

@@ -14,7 +14,7 @@ from feddumap.report import notebook, statistics, tables
 from feddumap.report.comparison import document
 from feddumap.report.notes import notes
 from feddumap.report.page import document as page
-from feddumap.report.page.sections import content
+from feddumap.report.page.sections import content, some
 from feddumap.report.series import RecordedRun, find_runs, group_runs
 from feddumap.report.statistics import AccuracyMeasure
 from feddumap.report.tables import Document
@@ -59,9 +59,8 @@ class ComparedRuns(Document):
         page.require_packages(figures=figures)
         if any(each.path == IN_MEMORY for each in self.runs):
             raise FeddumapError("a report needs run directories, but a run is in memory: give it an `out`")
-        title = ", ".join(each.path.name for each in self.runs[:3])
-        more = f" and {len(self.runs) - 3} more" if len(self.runs) > 3 else ""
-        return page.write(Path(out), content(title + more, self.runs), ignore, figures=figures)
+        title = some([each.path.name for each in self.runs], 3)
+        return page.write(Path(out), content(title, self.runs), ignore, figures=figures)
 
     def __repr__(self) -> str:
         return tables.render(self, "table")

@@ -61,11 +61,12 @@ def lead(value: Content) -> str:
     data = sorted({Path(run.config.data.name).name for run in runs})
     seeds = len({run.seed for run in runs})
     counts = [plural(len(value.series), "series"), plural(len(runs), "run"), plural(seeds, "seed")]
-    return " · ".join([*(counts if len(runs) > 1 else [value.series[0].label]), _some(models), _some(data)])
+    return " · ".join([*(counts if len(runs) > 1 else [value.series[0].label]), some(models), some(data)])
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def some(names: Sequence[str], shown: int = 4) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def sections(value: Content) -> list[tuple[str, str, str]]:
@@ -150,6 +151,6 @@ def _about(mix: LabelMixes) -> str:
     )
     first, *others = mix.seeds
     if others:
-        listed = _some([str(seed) for seed in others])
+        listed = some([str(seed) for seed in others])
         said.append(f"Seed {first} is shown; seeds {listed} have the same partition settings.")
     return " ".join(said)
