@@ -161,13 +161,16 @@ def test_targets_come_from_the_runs_unless_given(tmp_path: Path) -> None:
 # the base
 
 
-def test_the_base_is_the_only_fedavg_or_the_first(tmp_path: Path) -> None:
+def test_the_base_is_fedavg_with_the_most_seeds_or_the_first(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1], "feddu")
+    assert compared(tmp_path)[0].base == "feddu"
     write_run(tmp_path / "b", [0.1], "fedavg")
     assert compared(tmp_path)[0].base == "fedavg"
     assert compared(tmp_path, base="feddu")[0].base == "feddu"
     write_run(tmp_path / "c", [0.1], "fedavg", train={"lr": 0.1})
-    assert compared(tmp_path)[0].base == "feddu"
+    assert compared(tmp_path)[0].base == "fedavg lr=0.05"
+    write_run(tmp_path / "d", [0.1], "fedavg", seed=2, train={"lr": 0.1})
+    assert compared(tmp_path)[0].base == "fedavg lr=0.1"
     with pytest.raises(
         FeddumapError,
         match=r"--base 'fedavg' is not a series: expected one of 'feddu', 'fedavg lr=0.05', 'fedavg lr=0.1'",

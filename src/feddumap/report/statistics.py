@@ -105,7 +105,8 @@ def compare(
 ) -> Comparison:
     """Compare series. Runs are not truncated to equal numbers of rounds.
 
-    `targets` defaults to those of the runs, `base` to the only FedAvg series, else the first series.
+    `targets` defaults to those of the runs, `base` to the first FedAvg series with the most seeds, else
+    to the first series.
     """
     wanted = targets_of(found, targets)
     against = base_of(found, base)
@@ -133,8 +134,8 @@ def base_of(found: Sequence[Series], label: str | None) -> str:
     """The label of the base series."""
     labels = [each.label for each in found]
     if label is None:
-        plain = [each.label for each in found if each.config.method.name == "fedavg"]
-        return plain[0] if len(plain) == 1 else labels[0]
+        plain = [each for each in found if each.config.method.name == "fedavg"]
+        return max(plain, key=lambda each: len(each.runs)).label if plain else labels[0]
     if label not in labels:
         known = ", ".join(repr(each) for each in labels)
         raise FeddumapError(f"--base {label!r} is not a series: expected one of {known}")
