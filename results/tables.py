@@ -11,24 +11,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
+from statistics import fmean
 
-from feddumap.config import Config, MethodConfig
-from feddumap.methods.registry import RECIPES, compose, resolve
-from feddumap.paper.item import find_item
+from finished import GRIDS, MAIN, RESULTS, TARGETS, chosen, main_methods, name, of_paper, series
+
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
-from feddumap.report.series import Series, find_runs, group_runs
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
 from feddumap.runs.reader import read_records
 from feddumap.runs.summary import finished, reached
 from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
-RESULTS = Path(__file__).parent
 DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
-GRIDS = ("grid", "large", "ablations", "cifar100")
-ITEMS = [f"table-{kind}-{data}" for data in ("cifar10", "cifar100") for kind in ("feddumap", "ablation")]
 HEADLINE = {
     "`fedavg`": "FedAvg",
     "`feddumap`": "FedDUMAP, the paper's",
@@ -36,80 +31,12 @@ HEADLINE = {
     "`feddumap-cs`": "FedDUMAP-CS",
     "`fedavg` (τ = 0.5)": "FedAvg with `train.calibration=0.5`",
 }
-TARGETS = {  # the paper's
-    ("cifar10", "lenet"): 0.5,
-    ("cifar10", "cnn"): 0.6,
-    ("cifar100", "lenet"): 0.2,
-    ("cifar100", "cnn"): 0.3,
-}
-
-
-@cache
-def series(*folders: str) -> list[Series]:
-    """The finished runs of folders, grouped over seeds, in the order of the table of methods."""
-    paths = [path for folder in folders or GRIDS if (path := RESULTS / "runs" / folder).is_dir()]
-    runs = [run for run in find_runs(paths) if run.finished]
-    order = list(RECIPES)
-    return sorted(group_runs(runs), key=lambda each: (order.index(each.config.method.name), name(each)))
-
-
-def name(each: Series) -> str:
-    """The method, and the keys in which a series differs from its defaults and from the paper's setting."""
-    config = each.config
-    usual = Config.parse({"data": {"name": config.data.name}, "model": {"name": config.model.name}})
-    defaults = resolve(MethodConfig(name=config.method.name)).settings
-    tau = config.train.calibration
-    keys = [f"τ = {tau:g}"] if tau is not None and tau != compose(config).calibration else []
-    keys += [
-        f"{key} = {value}" for key, value in config.method.settings.items() if defaults.get(key) != value
-    ]
-    keys += [
-        f"{key} = {value}"
-        for key in ("lr_decay", "epochs", "cohort")
-        if (value := getattr(config.train, key)) != getattr(usual.train, key)
-    ]
-    if config.data.partition != usual.data.partition:
-        keys.append({"iid": "IID"}.get(config.data.partition, config.data.partition))
-    if config.data.server_fraction != usual.data.server_fraction:
-        keys.append(f"p = {100 * config.data.server_fraction:g} %")
-    if config.data.server_classes not in (None, 5, 50):
-        keys.append(f"{config.data.server_classes} server classes")
-    return f"`{config.method.name}`" + (f" ({', '.join(keys)})" if keys else "")
-
-
-@cache
-def paper_numbers() -> dict[tuple[str, ...], dict[str, float]]:
-    """The paper's accuracy, time and MFLOPs by data set, model and method."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
-    for item in map(find_item, ITEMS):
-        for row in (row for table in item.numbers for row in table.dicts()):
-            key = item.tables["data"]["name"], row["model.name"], row["method.name"]
-            found.setdefault(key, row)
-    return found
-
-
-def of_paper(each: Series, key: str, form: str) -> str:
-    """A number of the paper; a dash where it has none, or where a series differs from its setting."""
-    config = each.config
-    row = paper_numbers().get((config.data.name, config.model.name, config.method.name), {})
-    if key not in row or "(" in name(each):
-        return "-"
-    return "never" if row[key] != row[key] else format(row[key], form)
+SEED = 777  # of the baselines
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def chosen(data: str, model: str, rounds: int = 500) -> list[Series]:
-    """The series with this data set, model and number of rounds."""
-    wanted = data, model, rounds
-    return [
-        each
-        for each in series()
-        if (each.config.data.name, each.config.model.name, each.config.train.rounds) == wanted
-    ]
 
 
 def accuracy(runs: Sequence[RunStatistics], kind: str) -> str:
@@ -122,23 +49,53 @@ def comparison(data: str, model: str, rounds: int = 500) -> str:
     """Accuracies, and rounds and time to the paper's target, beside the paper's numbers."""
     target = TARGETS[data, model]
     lines = []
-    for each in chosen(data, model, rounds):
+    for each in main_methods(data, model, rounds):
         runs = [run_statistics(run, [target]) for run in each.runs]
-        reach = time_to_target(runs, target)
         points = [point["round"] + 1 for run in runs if (point := run.targets[str(target)])]
-        some = f"{reach.reached} of {reach.seeds} seeds" if reach.reached else "never"
         lines.append(
             [
                 *(name(each), str(len(runs)), of_paper(each, "accuracy", ".1%").rstrip("%")),
                 *(accuracy(runs, kind) for kind in ("best_smoothed", "mean10", "validated")),
-                f"{sum(points) / len(points):.0f}" if reach.clock else "-",
-                *(of_paper(each, "time", ",.0f"), in_seconds(reach.clock) if reach.clock else some),
+                f"{sum(points) / len(points):.0f}" if len(points) == len(runs) else "-",
+                *(of_paper(each, "time", ",.0f"), seconds_to(target, runs)),
             ]
         )
     percent = f"{100 * target:g} %"
     head = ["method", "seeds", "paper (%)", "best smoothed (%)", "last 10 (%)", "held-out choice (%)"]
     head += [f"rounds to {percent}", f"paper: time to {percent} (s)", f"time to {percent} (s)"]
     return markdown(head, lines)
+
+
+def seconds_to(target: float, runs: Sequence[RunStatistics]) -> str:
+    """The virtual time to a target, or how many seeds reach it."""
+    reach = time_to_target(runs, target)
+    some = f"{reach.reached} of {reach.seeds} seeds" if reach.reached else "never"
+    return in_seconds(reach.clock) if reach.clock else some
+
+
+def baselines(data: str, model: str) -> str:
+    """Accuracy and cost of the methods that FedDUMAP is compared with, beside it and FedAvg; one seed."""
+    target = TARGETS[data, model]
+    plain = [f"`{method}`" for method in ("fedavg", "feddumap", "feddumap-c", "feddumap-cs")]
+    lines = []
+    for each in chosen(data, model):
+        if each.config.method.name in MAIN and name(each) not in plain:
+            continue
+        for run in (run_statistics(run, [target]) for run in each.runs if run.seed == SEED):
+            cost = run.cost
+            lines.append(
+                [
+                    *(name(each), of_paper(each, "accuracy", ".1%").rstrip("%")),
+                    *(accuracy([run], kind) for kind in ("best_smoothed", "mean10", "validated")),
+                    *(of_paper(each, "time", ",.0f"), seconds_to(target, [run]), f"{cost['clock']:,.0f}"),
+                    *(metric(cost["macs"]), metric(cost["parameters"])),
+                    metric(cost["bytes_down"] + cost["bytes_up"], "B"),
+                ]
+            )
+    percent = f"{100 * target:g} %"
+    head = ["method", "paper (%)", "best smoothed (%)", "last 10 (%)", "held-out choice (%)"]
+    head += [f"paper: time to {percent} (s)", f"time to {percent} (s)", "time (s)"]
+    return markdown([*head, "MACs", "parameters", "sent in all"], lines)
 
 
 def headline(data: str, model: str) -> str:
@@ -168,7 +125,7 @@ def headline(data: str, model: str) -> str:
 def costs(data: str, model: str) -> str:
     """Multiply-adds, parameters, bytes and virtual time of a whole run, beside the paper's multiply-adds."""
     lines = []
-    for each in chosen(data, model):
+    for each in main_methods(data, model):
         runs = [run_statistics(run, []) for run in each.runs]
         macs, parameters = (spread([run.cost[key] for run in runs]) for key in ("macs", "parameters"))
         total = spread([run.cost["bytes_down"] + run.cost["bytes_up"] for run in runs])
@@ -233,17 +190,22 @@ def digits(folder: str) -> str:
 
 
 def large_networks() -> str:
-    """A few rounds of VGG11 and ResNet18."""
+    """A few rounds of VGG11 and ResNet18. Seconds are those of rounds that neither prune nor evaluate."""
     lines = []
     for each in (each for each in series() if each.config.model.name in ("vgg11", "resnet18")):
         records = each.runs[0].records
         first, last = records[0], records[-1]
         sizes = [metric(record[key]) for key in ("macs", "parameters") for record in (first, last)]
-        lines.append(
-            [each.config.model.name, str(len(records)), *sizes, f"{last['wall'] / len(records):.0f}"]
+        walls = [0.0, *(record["wall"] for record in records)]
+        taken = [(record, walls[i + 1] - walls[i]) for i, record in enumerate(records)]
+        plain = [(r, time) for r, time in taken if "pruning" not in r and r["accuracy"] is None]
+        before, after = (
+            fmean(time for r, time in plain if r["macs"] == end["macs"]) for end in (first, last)
         )
-    head = ["model", "rounds", "MACs before", "after", "parameters before", "after", "seconds a round"]
-    return markdown(head, lines)
+        pruning = sum(time - after for r, time in taken if "pruning" in r)
+        lines.append([each.config.model.name, *sizes, *(f"{time:.0f}" for time in (before, after, pruning))])
+    head = ["model", "MACs before", "after", "parameters before", "after", "seconds a round before", "after"]
+    return markdown([*head, "seconds of pruning"], lines)
 
 
 def missing() -> str:
@@ -264,6 +226,7 @@ def missing() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline-lenet": partial(headline, "cifar10", "lenet"),
     "cifar10-lenet": partial(comparison, "cifar10", "lenet"),
+    "cifar10-lenet-baselines": partial(baselines, "cifar10", "lenet"),
     "cifar10-lenet-costs": partial(costs, "cifar10", "lenet"),
     "cifar10-lenet-differences": partial(differences, "cifar10", "lenet"),
     "cifar10-cnn": partial(comparison, "cifar10", "cnn"),

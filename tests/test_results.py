@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,15 +16,6 @@ from feddumap.sweep.grid import combinations, name_from_values, read
 
 RESULTS = Path(__file__).parents[1] / "results"
 RUNS = sorted(path.parent for path in (RESULTS / "runs").glob("*/*/config.toml"))
-
-
-def program(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"results_{name}", RESULTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache
@@ -41,8 +31,9 @@ def cells(grid: str) -> dict[str, dict[str, Any]]:
     return {name_from_values(applied): {**common, **applied} for applied, _ in combinations(read(file))}
 
 
-def test_the_tables_are_those_of_the_runs() -> None:
-    tables = program("tables")
+def test_the_tables_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(RESULTS)
+    tables = importlib.import_module("tables")
     texts = [document.read_text() for document in tables.DOCUMENTS]
     assert all("<!-- table: " in text for text in texts)
     assert [tables.filled(text) for text in texts] == texts, "run python results/tables.py"
