@@ -239,7 +239,9 @@ def test_resume_in_the_middle_of_the_survey(quick: None, tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         list(run.iterate(leave))
     run.close()
-    assert ticks[-4:] == [("pruning rates", done, 7) for done in (0, 2, 3, 4)]  # 1 is the server itself
+    assert ticks[-4:] == [("pruning rates", done, 7) for done in (1, 2, 3, 4)]  # 1 is the server itself
+    own = [tick[1:] for tick in ticks if tick[0] == "curvature on the server's data"]
+    assert own == [(step, rates.STEPS) for step in range(1, rates.STEPS + 1)]
     again = api.resume(tmp_path / "part")
     assert again.state.round == PRUNED
     list(again.iterate(lambda *tick: ticks.append(tick)))

@@ -128,7 +128,8 @@ def prune(
     from feddumap.system import console
 
     require_trust(directory, trust, "inspecting the pruning of")
-    value = preview(directory, rate, console.say)
+    with console.progress_bar() as progress:
+        value = preview(directory, rate, console.say, progress)
     if as_json:
         print_json(value)
     else:

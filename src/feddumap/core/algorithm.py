@@ -39,6 +39,7 @@ from feddumap.core.messages import (
 from feddumap.core.sampling import select
 from feddumap.core.screening import NO_SCREENING, Combine, Screening
 from feddumap.core.tensors import weighted_mean
+from feddumap.system.callbacks import Progress, ignore
 
 if TYPE_CHECKING:
     from feddumap.device.task import Task
@@ -68,10 +69,6 @@ class Census:
         return [device for device in devices if device not in self.missing]
 
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and the whole."""
-
-
 @dataclass(frozen=True)
 class Context:
     """What every server-side step may see. Test data is not in it. Over a run it stays the same, except for
@@ -85,7 +82,7 @@ class Context:
     server: Samples
     census: Census
     clock: Clock
-    progress: Progress = lambda *_: None
+    progress: Progress = ignore
     validation: Samples | None = None
     secret: int | None = None
 

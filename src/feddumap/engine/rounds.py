@@ -14,7 +14,6 @@ from feddumap.core.algorithm import (
     Context,
     Labels,
     Metrics,
-    Progress,
     Receipt,
     RoundView,
 )
@@ -37,6 +36,7 @@ from feddumap.engine.census import begin_census, join_census
 from feddumap.errors import FeddumapError
 from feddumap.models.cost import full_macs, macs, parameters
 from feddumap.models.frozen import frozen_bytes
+from feddumap.system.callbacks import Progress
 from feddumap.training.evaluation import Score, device_accuracy, score_weights, score_within
 
 Evaluate = Callable[[ServerState], Score]

@@ -16,7 +16,7 @@ from torch import nn
 from feddumap import screening
 from feddumap.config import Config
 from feddumap.core import clock
-from feddumap.core.algorithm import Census, Cohort, Context, Progress
+from feddumap.core.algorithm import Census, Cohort, Context
 from feddumap.core.messages import Architecture, ServerState, Tensors
 from feddumap.core.object_names import is_object, stored_name
 from feddumap.core.record import Record
@@ -46,7 +46,7 @@ from feddumap.runs.directory import RunDirectory
 from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
 from feddumap.runs.trackers.base import Tracker
 from feddumap.screening.privacy import spent as epsilon_after
-from feddumap.system.callbacks import Say, ignore
+from feddumap.system.callbacks import Progress, Say, ignore
 from feddumap.system.determinism import cores, deterministic
 from feddumap.training.evaluation import Score
 from feddumap.training.samples import Samples

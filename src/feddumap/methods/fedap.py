@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from feddumap.core.algorithm import Algorithm, Cohort, Context, Metrics, Reshape, at_round
 from feddumap.core.messages import Architecture, Broadcast, Question, ServerState
@@ -102,7 +103,7 @@ def ask_ranks(
         kernels = context.config.train.kernels
         return unit_ranks(
             state.architecture, state.weights, kernels, layers, context.server,
-            lambda done, total: context.progress("feature ranks", done, total),
+            partial(context.progress, "feature ranks"),
         )  # fmt: skip
     device = context.census.present(select(context.config, state.round))[0]
     question = Question("ranks", {"layers": [layer.leader for layer in layers]})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from feddumap.core.algorithm import Progress, RoundView
+from feddumap.core.algorithm import RoundView
 from feddumap.core.messages import Tensors
 from feddumap.core.rng import stream
+from feddumap.system.callbacks import Progress
 from feddumap.training.backends import make_model
 from feddumap.training.loop import fit
 from feddumap.training.optimizers import UpdateRule, masked, sgd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -72,12 +73,15 @@ def survey_rates(
     expected = len(devices) + bool(len(context.server))
     nodes = []
     if len(context.server):
-        context.progress("pruning rates", 0, expected)
         model = make_model(state.architecture, state.weights, config.train.kernels)
         stream_name = ("server", state.round)
-        own = node_rate(model, state.architecture, context.server, question, config.run.seed, stream_name)
+        own = node_rate(
+            model, state.architecture, context.server, question, config.run.seed, stream_name,
+            partial(context.progress, "curvature on the server's data"),
+        )  # fmt: skip
         degree = degree_of(SERVER, state, context)
         nodes.append(NodeReport(SERVER, len(context.server), degree, own.to_json()))
+    context.progress("pruning rates", len(nodes), expected)
     message = Broadcast(state.round, state.architecture, state.weights, 0.0, mask=state.mask)
     for answer in cohort.survey(question, message, devices):
         check_rate(answer)

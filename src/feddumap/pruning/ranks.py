@@ -12,6 +12,7 @@ from feddumap.core.messages import Architecture, Tensors
 from feddumap.errors import FeddumapError
 from feddumap.models import network
 from feddumap.pruning.structure import PrunableLayer
+from feddumap.system.callbacks import Steps
 from feddumap.training.backends import Kernels, as_model, make_model
 from feddumap.training.chain_model import ChainModel
 from feddumap.training.model import Model
@@ -28,7 +29,7 @@ def unit_ranks(
     kernels: Kernels | None,
     layers: Sequence[PrunableLayer],
     samples: Samples,
-    progress: Callable[[int, int], None],
+    progress: Steps,
 ) -> dict[str, list[float]]:
     """`feature_ranks` of the network with these weights; the maps come from the kernels if it trains with
     those, activations of linear layers always from torch."""
@@ -52,7 +53,7 @@ def feature_ranks(
     model: Model | nn.Module,
     layers: Sequence[PrunableLayer],
     samples: Samples,
-    progress: Callable[[int, int], None],
+    progress: Steps,
 ) -> dict[str, list[float]]:
     """For each layer a number for each unit, over at most 500 samples: the mean matrix rank of its map, after
     ReLU and before pooling, or its mean activation after ReLU if the layer has no 2-d maps. If several layers

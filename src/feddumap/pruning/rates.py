@@ -17,6 +17,7 @@ from feddumap.models import initialise, network, trainable
 from feddumap.pruning.curvature.density import mass_above, stable_rate
 from feddumap.pruning.curvature.gap import first_gap, fisher_spectrum, lipschitz_constant
 from feddumap.pruning.curvature.lanczos import hessian, lanczos, to_coordinates
+from feddumap.system.callbacks import Steps, ignore
 from feddumap.training.backends import as_model
 from feddumap.training.model import Model
 from feddumap.training.samples import Samples
@@ -50,8 +51,10 @@ def node_rate(
     question: Question,
     seed: int,
     name: tuple[str | int, ...],
+    progress: Steps = ignore,
 ) -> NodeRate:
-    """p_k of one node on at most 100 of its samples, for the given model; `name` names its random streams."""
+    """p_k of one node on at most 100 of its samples, for the given model; `name` names its random streams.
+    `progress` is told the Lanczos steps of the density rule, which take minutes with large networks."""
     mode: Mode = question.settings["mode"]
     max_rate: float | None = question.settings["max_rate"]
     batch = _subset(samples, seed, name)
@@ -59,7 +62,7 @@ def node_rate(
         size = sum(parameter.numel() for parameter in as_model(model).parameters)
         signs = stream(seed, "rate-probe", *name).integers(0, 2, size, dtype=np.int8)
         probe = to_coordinates(model, torch.from_numpy(signs).float() * 2 - 1)
-        spectrum = lanczos(hessian(model, batch), probe, STEPS)
+        spectrum = lanczos(hessian(model, batch), probe, STEPS, progress)
         p = stable_rate(mass_above(spectrum))
         ends = float(spectrum.values[0]), float(spectrum.values[-1])
         rate = NodeRate(p, round(p * size), size, None, *ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from feddumap.pruning.ranks import unit_ranks
 from feddumap.pruning.rates import node_rate
 from feddumap.runs.reader import read_checkpoint, read_config
 from feddumap.system import console
-from feddumap.system.callbacks import Say
+from feddumap.system.callbacks import Progress, Say, ignore
 from feddumap.system.determinism import deterministic
 from feddumap.training.backends import make_model
 from feddumap.training.samples import Samples
 
 
-def preview(path: Path, rate: float | None, say: Say) -> dict[str, Any]:
+def preview(path: Path, rate: float | None, say: Say, progress: Progress = ignore) -> dict[str, Any]:
     """What a pruning would remove now, by layer, and why other layers are left; `rate` replaces p*."""
     config = read_config(path)
     settings = _settings(config)
@@ -40,14 +41,16 @@ def preview(path: Path, rate: float | None, say: Say) -> dict[str, Any]:
         if rate is not None:
             total, source = rate, "--rate"
         else:
-            total, source = _rate(settings, state, config, server)
+            total, source = _rate(settings, state, config, server, progress)
         threshold: float | None = None
         rates = {layer.leader: total for layer in layers}
         if isinstance(settings, Pruning):
             threshold, rates = adaptive_rates(state, layers, total)
         samples = server if len(server) else device
         kernels = config.train.kernels
-        ranks = unit_ranks(state.architecture, state.weights, kernels, layers, samples, lambda *_: None)
+        ranks = unit_ranks(
+            state.architecture, state.weights, kernels, layers, samples, partial(progress, "feature ranks")
+        )
         _, told = remove(state, rates, ranks, settings)
     found = prunable(state.architecture, settings.units)
     left_out = found.left_out(coupled=settings.coupled, keep=settings.keep)
@@ -103,7 +106,7 @@ def _samples(path: Path, config: Config, number: int, say: Say) -> tuple[Samples
 
 
 def _rate(
-    settings: Pruning | Uniform, state: ServerState, config: Config, server: Samples
+    settings: Pruning | Uniform, state: ServerState, config: Config, server: Samples, progress: Progress
 ) -> tuple[float, str]:
     """The rate, and where it comes from."""
     if isinstance(settings, Uniform):
@@ -118,7 +121,8 @@ def _rate(
     model = make_model(state.architecture, state.weights, config.train.kernels)
     question = Question("rate", {"mode": settings.rate, "max_rate": settings.max_rate})
     name = ("server", state.round)
-    own = node_rate(model, state.architecture, server, question, config.run.seed, name)
+    steps = partial(progress, "curvature on the server's data")
+    own = node_rate(model, state.architecture, server, question, config.run.seed, name, steps)
     average = "" if settings.rate_nodes == "server" else "; a run averages it with those of devices"
     return own.p, f"the server's data alone{average}"
 

@@ -11,9 +11,12 @@ Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]
 """Called with the name of a task, how much of it is done, and the total (0 if unknown)."""
 
+Steps = Callable[[int, int], None]
+"""Called with how much of a task is done, and the total."""
+
 
 def ignore(*_: object) -> None:
-    """A `Say` or `Progress` that does nothing."""
+    """A `Say`, `Progress` or `Steps` that does nothing."""
 
 
 def to_stderr(message: str) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddumap.errors import FeddumapError
+from feddumap.system.callbacks import Steps, ignore
 from feddumap.training.backends import as_model
 from feddumap.training.chain_model import ChainModel
 from feddumap.training.model import Model
@@ -88,7 +89,7 @@ def check_finite(matrix: np.ndarray) -> None:
         )
 
 
-def lanczos(product: Product, probe: torch.Tensor, steps: int) -> Spectrum:
+def lanczos(product: Product, probe: torch.Tensor, steps: int, progress: Steps = ignore) -> Spectrum:
     """`steps` Lanczos steps of a symmetric operator from `probe`, re-orthogonalised twice.
 
     T = Qᵀ H Q is tridiagonal; its eigenvalues are the Ritz values and the squared first components of its
@@ -106,6 +107,7 @@ def lanczos(product: Product, probe: torch.Tensor, steps: int) -> Spectrum:
     for step in range(steps):
         basis[step] = vector
         image = product(vector)
+        progress(step + 1, steps)
         diagonal.append(float(torch.dot(image, vector)))
         known = basis[: step + 1]
         for _ in range(2):
