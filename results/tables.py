@@ -18,8 +18,7 @@ from finished import GRIDS, MAIN, RESULTS, TARGETS, chosen, main_methods, name, 
 
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
-from feddumap.runs.reader import read_records
-from feddumap.runs.summary import finished, reached
+from feddumap.runs.summary import reached
 from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
@@ -210,15 +209,15 @@ def large_networks() -> str:
 
 def missing() -> str:
     """What is finished of the grids and how long it took, run after run, and what is not finished."""
+    walls = {run.path: run.records[-1]["wall"] for each in series() for run in each.runs}
     lines = []
     for grid in GRIDS:
         names = [name_from_values(applied) for applied, _ in combinations(read(RESULTS / f"{grid}.toml"))]
         folders = [RESULTS / "runs" / grid / name for name in names]
-        left = [path for path in folders if not (path.is_dir() and finished(path))]
-        done = [path for path in folders if path not in left]
-        hours = sum(read_records(path)[-1]["wall"] for path in done) / 3600
-        time = f" in {hours:.1f} hours" if done else ""
-        not_yet = f"; not yet: {', '.join(f'`{path.name}`' for path in left)}" if left else ""
+        done = [walls[path] for path in folders if path in walls]
+        time = f" in {sum(done) / 3600:.1f} hours" if done else ""
+        left = ", ".join(f"`{path.name}`" for path in folders if path not in walls)
+        not_yet = f"; not yet: {left}" if left else ""
         lines.append(f"- `results/{grid}.toml`: {len(done)} of {len(names)} finished{time}{not_yet}")
     return "\n".join(lines)
 

@@ -59,6 +59,7 @@ def check_times(found: dict[str, Any]) -> None:
     assert 0 < found["startup_seconds"] < math.inf
 
 
+@pytest.mark.slow
 def test_rounds(temporary: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     found = bench_rounds(TINY, 2, lambda *step: seen.append(step))
