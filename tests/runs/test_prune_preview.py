@@ -77,7 +77,10 @@ def test_without_the_devices_the_rate_is_the_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped(tmp_path / "run", {"name": "fedap"})
-    told = preview(tmp_path / "run", None, ignore)
+    ticks: list[tuple[str, int, int]] = []
+    told = preview(tmp_path / "run", None, ignore, lambda *tick: ticks.append(tick))
+    finished = {(what, total) for what, done, total in ticks if done == total}
+    assert finished == {("curvature on the server's data", rates.STEPS), ("feature ranks", ranks.IMAGES)}
     assert told["rate_from"] == "the server's data alone; a run averages it with those of devices"
     given = preview(tmp_path / "run", 0.9, ignore)
     assert (given["rate"], given["rate_from"]) == (0.9, "--rate")
