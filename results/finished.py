@@ -13,6 +13,7 @@ from feddumap.report.series import Series, find_runs, group_runs
 RESULTS = Path(__file__).parent
 GRIDS = ("grid", "large", "ablations", "cifar100")
 ITEMS = [f"table-{kind}-{data}" for data in ("cifar10", "cifar100") for kind in ("feddumap", "ablation")]
+ROUNDS = 500  # of the paper
 MAIN = ("fedavg", "feddu", "feddum", "fedap", "fedduap", "feddumap", "feddumap-c", "feddumap-cs")
 TARGETS = {  # the paper's
     ("cifar10", "lenet"): 0.5,
@@ -75,16 +76,16 @@ def of_paper(each: Series, key: str, form: str) -> str:
     return "never" if row[key] != row[key] else format(row[key], form)
 
 
-def chosen(data: str, model: str, rounds: int = 500) -> list[Series]:
-    """The series with this data set, model and number of rounds."""
-    wanted = data, model, rounds
+def chosen(data: str, model: str, rounds: int | None = ROUNDS, folders: tuple[str, ...] = ()) -> list[Series]:
+    """The series with this data set and model, and this number of rounds if one is given."""
     return [
         each
-        for each in series()
-        if (each.config.data.name, each.config.model.name, each.config.train.rounds) == wanted
+        for each in series(*folders)
+        if (each.config.data.name, each.config.model.name) == (data, model)
+        and each.config.train.rounds == (rounds or each.config.train.rounds)
     ]
 
 
-def main_methods(data: str, model: str, rounds: int = 500) -> list[Series]:
+def main_methods(data: str, model: str, rounds: int = ROUNDS) -> list[Series]:
     """The series of FedAvg, the paper's methods and this project's own."""
     return [each for each in chosen(data, model, rounds) if each.config.method.name in MAIN]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean
 
-from finished import GRIDS, MAIN, RESULTS, TARGETS, chosen, main_methods, name, of_paper, series
+from finished import GRIDS, MAIN, RESULTS, ROUNDS, TARGETS, chosen, main_methods, name, of_paper, series
 
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
@@ -44,7 +44,7 @@ def accuracy(runs: Sequence[RunStatistics], kind: str) -> str:
     return in_percent(value) if value else "-"
 
 
-def comparison(data: str, model: str, rounds: int = 500) -> str:
+def comparison(data: str, model: str, rounds: int = ROUNDS) -> str:
     """Accuracies, and rounds and time to the paper's target, beside the paper's numbers."""
     target = TARGETS[data, model]
     lines = []
@@ -77,14 +77,16 @@ def baselines(data: str, model: str) -> str:
     target = TARGETS[data, model]
     plain = [f"`{method}`" for method in ("fedavg", "feddumap", "feddumap-c", "feddumap-cs")]
     lines = []
-    for each in chosen(data, model):
+    for each in chosen(data, model, rounds=None, folders=("grid",)):
         if each.config.method.name in MAIN and name(each) not in plain:
             continue
+        rounds = each.config.train.rounds
+        shown = name(each) if rounds == ROUNDS else f"{name(each)}, {rounds} rounds"
         for run in (run_statistics(run, [target]) for run in each.runs if run.seed == SEED):
             cost = run.cost
             lines.append(
                 [
-                    *(name(each), of_paper(each, "accuracy", ".1%").rstrip("%")),
+                    *(shown, of_paper(each, "accuracy", ".1%").rstrip("%")),
                     *(accuracy([run], kind) for kind in ("best_smoothed", "mean10", "validated")),
                     *(of_paper(each, "time", ",.0f"), seconds_to(target, [run]), f"{cost['clock']:,.0f}"),
                     *(metric(cost["macs"]), metric(cost["parameters"])),
