@@ -18,7 +18,8 @@ from feddumap.engine.resolution import make_split, resolve
 from feddumap.engine.session import Session
 from feddumap.errors import FeddumapError
 from feddumap.models.frozen import constants_of
-from feddumap.runs.directory import RunDirectory, contains_run, require_trust, sign_code
+from feddumap.runs.directory import RunDirectory, require_trust, sign_code
+from feddumap.runs.existing import contains_run
 from feddumap.runs.reader import legacy_stack_size, read_config
 from feddumap.system.callbacks import Say, ignore, to_stderr
 

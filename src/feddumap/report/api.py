@@ -18,7 +18,7 @@ from feddumap.report.page.sections import content, some
 from feddumap.report.series import RecordedRun, find_runs, group_runs
 from feddumap.report.statistics import AccuracyMeasure
 from feddumap.report.tables import Document
-from feddumap.runs.directory import stored
+from feddumap.runs.existing import stored
 from feddumap.system.callbacks import ignore
 
 if TYPE_CHECKING:

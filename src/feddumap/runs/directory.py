@@ -1,4 +1,4 @@
-"""The run directory; no other module writes one.
+"""The run directory; no module outside `feddumap.runs` writes one.
 
 config.toml          the resolved configuration
 command.txt          the command line that started the run, if any
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -32,39 +31,21 @@ from typing import Any
 
 import tomli_w
 import torch
-from safetensors.torch import save as to_bytes
 
-from feddumap.config import RUNTIME_KEYS, Config
+from feddumap.config import Config
 from feddumap.core.messages import ServerState, Tensors
-from feddumap.core.object_names import stored_name
 from feddumap.data.partition import Split
 from feddumap.device.state import FileStore
 from feddumap.device.state import save as save_sealed
 from feddumap.errors import FeddumapError
-from feddumap.methods import registry
-from feddumap.models.frozen import constants_of
-from feddumap.runs import integrity, records, trust
+from feddumap.runs import integrity, trust
+from feddumap.runs.checkpoints import Checkpoints
+from feddumap.runs.existing import FIRST, NAMES, require_new, stored, was_interrupted
 from feddumap.runs.integrity import FIRST_WEIGHTS, SPLIT
-from feddumap.runs.reader import (
-    GROUPS,
-    Checkpoint,
-    digest,
-    frozen_path,
-    read_checkpoint,
-    read_config,
-    read_records,
-)
+from feddumap.runs.reader import Checkpoint, read_config, read_records
 from feddumap.runs.records import RecordLog
-from feddumap.system.atomic_files import leftovers, make_folder, remove, write_bytes, write_text
+from feddumap.system.atomic_files import leftovers, make_folder, remove, write_text
 from feddumap.system.json_text import parse_json
-
-KEPT_CHECKPOINTS = 2
-FIRST = (SPLIT, FIRST_WEIGHTS)
-NAMES = (
-    r"(config\.toml|(command|token)(\.txt)?|privacy\.key|records\.jsonl|(summary|code|census)\.json|"
-    r"checkpoint-\d+\.(json|safetensors)|(split|first-weights|frozen-\w+)\.safetensors)"
-)
-"""The names of the files that this module writes, as a pattern."""
 
 
 class RunDirectory:
@@ -80,6 +61,7 @@ class RunDirectory:
         self.memory = FileStore(path / "devices")
         self.memory.clean()
         self._log = RecordLog(path)
+        self._checkpoints = Checkpoints(path, self._log, self.memory)
         self._config: dict[str, Any] = {}  # as it is stored
         self._split = ""  # the digest of the split
 
@@ -209,81 +191,16 @@ class RunDirectory:
     # checkpoints
 
     def save(self, state: ServerState, wall: float) -> None:
-        """Write a checkpoint atomically, then delete all but the newest two. Its JSON file is written last
-        and has checksums of the tensors and of itself."""
-        mark = self._log.mark(state.round)
-        self._log.sync()
-        name = f"checkpoint-{state.round:06d}"
-        tensors: Tensors = {
-            f"{group}/{key}": tensor.contiguous()
-            for group in GROUPS
-            for key, tensor in getattr(state, group).items()
-        }
-        frozen = frozen_path(self.path, state.architecture)
-        if state.architecture.frozen and not frozen.exists():
-            constants = constants_of(state.architecture)
-            write_bytes(frozen, to_bytes({key: tensor.contiguous() for key, tensor in constants.items()}))
-        tensor_path = self.path / f"{name}.safetensors"
-        data = to_bytes(tensors)
-        write_bytes(tensor_path, data)
-        rounds_of_devices = self.memory.newest(state.round)
-        value = {
-            "round": state.round,
-            "architecture": state.architecture.to_json(),
-            "clock": state.clock,
-            "wall": wall,
-            "tensors_sha256": hashlib.sha256(data).hexdigest(),
-            "devices": rounds_of_devices,
-            "memories": self.memory.digests(rounds_of_devices),
-            "config": self._config,
-            "split": self._split,
-            "records": mark.to_json(),
-        }
-        write_text(self.path / f"{name}.json", json.dumps({**value, "sha256": digest(value)}, indent=2))
-        for old in integrity.checkpoints(self.path)[KEPT_CHECKPOINTS:]:
-            _remove(old)
-        self.memory.tidy(_number(integrity.checkpoints(self.path)[-1]))
+        """Write a checkpoint, see `Checkpoints.save`."""
+        self._checkpoints.save(state, wall, self._config, self._split)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is valid and has all of its records, and a message about each newer one
-        that is not. It is an error if records were altered and no checkpoint is left."""
-        problems: list[str] = []
-        altered = False
-        content = records.read_bytes(self.path)
-        for path in integrity.checkpoints(self.path):
-            try:
-                checkpoint = read_checkpoint(path)
-            except FeddumapError as error:
-                problems.append(str(error))
-                continue
-            rounds = checkpoint.state.round
-            supported = integrity.support(checkpoint.records, rounds, content)
-            if supported != "whole":
-                problems.append(integrity.records_problem(path.name, rounds, supported))
-                altered = altered or supported == "altered"
-                continue
-            try:
-                self.memory.verify(checkpoint.devices, checkpoint.memories)
-                return checkpoint, problems
-            except FeddumapError as error:
-                problems.append(f"checkpoint {path.name} cannot be used: {error}")
-        if altered:
-            raise FeddumapError(
-                f"{self.path}: {'; '.join(problems)}: undo that, or run `feddumap verify {self.path} "
-                "--rewind` to begin again from round 0"
-            )
-        return None, problems
+        """The newest usable checkpoint, and messages about newer ones; see `Checkpoints.latest`."""
+        return self._checkpoints.latest()
 
     def rewind(self, number: int) -> list[dict[str, Any]]:
-        """Delete the checkpoints and records after the first `number` rounds, damaged checkpoints included,
-        which would otherwise count as the newest. Returns the remaining records."""
-        for path in integrity.checkpoints(self.path):
-            if _number(path) > number:
-                _remove(path)
-        for tensors in self.path.glob("checkpoint-*.safetensors"):
-            if not tensors.with_suffix(".json").exists():  # of a checkpoint that was not written to its end
-                remove(tensors)
-        return self._log.truncate(number)
+        """Delete what was written after the first `number` rounds; see `Checkpoints.rewind`."""
+        return self._checkpoints.rewind(number)
 
 
 def look(path: Path) -> int | None:
@@ -304,25 +221,6 @@ def _hold(path: Path, flags: int) -> int:
     return lock
 
 
-def _remove(checkpoint: Path) -> None:
-    remove(checkpoint)
-    remove(checkpoint.with_suffix(".safetensors"))
-
-
-def _number(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("checkpoint-"))
-
-
-def was_interrupted(path: Path) -> bool:
-    """Whether a folder has only what `RunDirectory.create` writes before the configuration: the process was
-    killed meanwhile."""
-    if not (path / ".lock").is_file():
-        return False
-    temporary = {left.name for left in leftovers(path, NAMES, locked=True)}
-    names = {entry.name for entry in path.iterdir()} - temporary
-    return names <= {".lock", *FIRST} and bool(temporary or names != {".lock"})
-
-
 def sign_code(path: Path, config: Config) -> None:
     """Sign the code that a run names, if it does: this user knows it. See `feddumap.runs.trust`."""
     named = trust.code_of(path, config)
@@ -340,47 +238,3 @@ def require_trust(path: Path, given: bool, action: str) -> None:
         sign_code(path, config)
     else:
         trust.require(path, config, action)
-
-
-def require_new(path: Path, config: Config) -> None:
-    """Raise an error if a directory contains a run already, or anything else."""
-    if contains_run(path, config):
-        raise FeddumapError(f"{path} holds this run already: continue it with `feddumap resume {path}`")
-
-
-def contains_run(path: Path, config: Config) -> bool:
-    """Whether a directory contains the run of this configuration; false if it is empty or does not exist, an
-    error if it contains anything else."""
-    if path.is_file():
-        raise FeddumapError(f"{path} is a file: give --out the name of a folder that does not exist yet")
-    if not path.exists() or not any(entry.name != ".lock" for entry in path.iterdir()):
-        return False
-    if was_interrupted(path):  # `create` writes these files again
-        return False
-    if not (path / "config.toml").is_file():
-        raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
-    other = read_config(path)
-    other = other.model_copy(update={"method": registry.with_defaults(other.method)})
-    config = stored(with_runtime_keys(config, other))
-    if other == config:
-        return True
-    key, theirs, ours = integrity.difference(other, config)
-    raise FeddumapError(
-        f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
-        f"give --out another name, or resume that run with `feddumap resume {path}`"
-    )
-
-
-def stored(config: Config) -> Config:
-    """A configuration as run directories hold it: what was passed as an object has the same name in every
-    program that passes it."""
-    names = {part: stored_name(getattr(config, part).name) for part in ("model", "method")}
-    return config.replace(**{part: {"name": name} for part, name in names.items()})
-
-
-def with_runtime_keys(config: Config, other: Config) -> Config:
-    """A copy of `config` with the `RUNTIME_KEYS` and the kernels of `other`, since a run does not change
-    kernels."""
-    return config.replace(
-        run={key: getattr(other.run, key) for key in RUNTIME_KEYS}, train={"kernels": other.train.kernels}
-    )

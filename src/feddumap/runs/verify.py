@@ -21,7 +21,8 @@ from feddumap.device.state import NAMES as DEVICE_NAMES
 from feddumap.device.state import FileStore
 from feddumap.errors import FeddumapError
 from feddumap.runs import integrity, records
-from feddumap.runs.directory import NAMES, RunDirectory, look, was_interrupted
+from feddumap.runs.directory import RunDirectory, look
+from feddumap.runs.existing import NAMES, was_interrupted
 from feddumap.runs.integrity import FIRST_WEIGHTS, SPLIT
 from feddumap.runs.reader import Checkpoint, read_checkpoint, read_config, read_records
 from feddumap.runs.summary import accuracies, read_summary

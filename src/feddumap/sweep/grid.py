@@ -14,7 +14,7 @@ from feddumap import run as api
 from feddumap.config import RUNTIME_KEYS, Config, load, read_toml
 from feddumap.errors import FeddumapError
 from feddumap.methods.registry import RECIPES, settings_model, with_defaults
-from feddumap.runs.directory import require_new, with_runtime_keys
+from feddumap.runs.existing import require_new, with_runtime_keys
 from feddumap.runs.reader import read_config
 from feddumap.system.callbacks import Say, ignore
 
