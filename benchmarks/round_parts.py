@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from feddumap import run as api
-from feddumap.data import dataset, partition
+from feddumap.data import cache, partition
 from feddumap.data.dataset import Arrays, Contents, Dataset
 from feddumap.engine.session import Session
 from feddumap.system.determinism import cores
@@ -33,8 +33,8 @@ def random_data(folder: Path) -> Dataset:
     rng = np.random.default_rng(0)
     sets = [(rng.integers(0, 256, (n, 32, 32, 3), np.uint8), rng.integers(0, 10, n)) for n in (TRAIN, TEST)]
     arrays = Arrays(*(array for pair in sets for array in pair))
-    dataset.write(folder, "random", Contents(arrays, tuple("0123456789"), "random numbers"))
-    return dataset.read(folder, verify=False)
+    cache.write(folder, "random", Contents(arrays, tuple("0123456789"), "random numbers"))
+    return cache.read(folder, verify=False)
 
 
 def main() -> None:

@@ -140,7 +140,7 @@ def test_runs_are_written_in_one_place() -> None:
     others |= {"flower/local/project.py", "flower/local/federation.py", "flower/node.py"}
     writers = users_of("write_text", "write_bytes", "save_file", "to_bytes")
     allowed = {f"runs/{name}.py" for name in ("directory", "checkpoints", "records")}
-    allowed |= {"device/state.py", "system/atomic_files.py", "data/dataset.py"}
+    allowed |= {"device/state.py", "system/atomic_files.py", "data/cache.py"}
     assert writers - others <= allowed
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddumap import __version__
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.dataset import Arrays, Contents
 
 HERE = Path(__file__).parent
@@ -136,8 +136,8 @@ class Bench:
                 rng.integers(0, 10, test[0]),
             )
             names = tuple(str(number) for number in range(10))
-            dataset.write(home / "data" / "cifar10", "cifar10", Contents(arrays, names, "random numbers"))
-            dataset.read(home / "data" / "cifar10")  # verified, as it is after a first use
+            cache.write(home / "data" / "cifar10", "cifar10", Contents(arrays, names, "random numbers"))
+            cache.read(home / "data" / "cifar10")  # verified, as it is after a first use
         return home
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddumap.data import blocks, cache_check, dataset
+from feddumap.data import blocks, cache, cache_check
 from feddumap.data.dataset import Arrays, Contents
 from feddumap.errors import FeddumapError
 
@@ -22,8 +22,8 @@ def cached(tmp_path: Path) -> Path:
     labels = np.arange(300) % 10
     folder = tmp_path / "data" / "own"
     arrays = Arrays(images, labels, images[:50], labels[:50])
-    dataset.write(folder, "own", Contents(arrays, tuple("abcdefghij"), "here"))
-    dataset.read(folder)
+    cache.write(folder, "own", Contents(arrays, tuple("abcdefghij"), "here"))
+    cache.read(folder)
     return folder
 
 
@@ -58,7 +58,7 @@ def test_rot_under_an_unchanged_time_stamp(cached: Path) -> None:
     assert count == -(-file.stat().st_size // blocks.BLOCK) == 4  # so few that every load checks all of them
     rot(file, file.stat().st_size - 5)
     with pytest.raises(FeddumapError, match=r"block 3 of 4 is not as it was written: delete .* data get own"):
-        dataset.read(cached)
+        cache.read(cached)
     assert states(cached)["train_inputs.npy"] == "damaged"
     finding = next(each for each in cache_check.verify(cached) if each.state == "damaged")
     assert "block 3 of 4" in finding.message
@@ -71,7 +71,7 @@ def test_the_sample_differs_from_load_to_load(cached: Path, monkeypatch: pytest.
     found = 0
     for _ in range(200):
         try:
-            dataset.read(cached)
+            cache.read(cached)
         except FeddumapError:
             found += 1
     assert 0 < found < 200
@@ -79,14 +79,14 @@ def test_the_sample_differs_from_load_to_load(cached: Path, monkeypatch: pytest.
 
 def test_a_cache_without_digests_of_blocks(cached: Path) -> None:
     (cached / blocks.FILE).unlink()
-    assert len(dataset.read(cached).train_labels) == 300
+    assert len(cache.read(cached).train_labels) == 300
     assert states(cached)[blocks.FILE] == "recovered"
     assert set(states(cached).values()) == {"ok"}
     (cached / blocks.FILE).write_text('{"train_inputs.npy": ["0"]}')
     assert states(cached)[blocks.FILE] == "recovered"
     for text in ("[" * 2000, "[1]", '{"train_inputs.npy": 3}'):
         (cached / blocks.FILE).write_text(text)
-        assert len(dataset.read(cached).train_labels) == 300
+        assert len(cache.read(cached).train_labels) == 300
 
 
 def test_what_is_missing_or_left(cached: Path) -> None:

@@ -18,7 +18,7 @@ from feddumap import run as api
 from feddumap.config import Config, DataConfig
 from feddumap.core.rng import stream
 from feddumap.core.tensors import digest
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.dataset import Dataset
 from feddumap.data.sources import catalog
 from feddumap.errors import FeddumapError
@@ -274,7 +274,7 @@ def test_cache_depends_on_content_and_keys(tmp_path: Path) -> None:
     assert get(root).folder != before
     names = [row.name for row in catalog.available() if row.cached]
     assert sorted(names) == ["pets", "pets", "t.csv", "t.csv", "t.csv"]
-    assert dataset.read(before).source == f"the folder {root}"
+    assert cache.read(before).source == f"the folder {root}"
 
 
 # --- a run on each kind --------------------------------------------------------------------------------

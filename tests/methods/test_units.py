@@ -14,7 +14,7 @@ from feddumap import run as api
 from feddumap.config import Config
 from feddumap.core.messages import Broadcast, InputSpec, Question
 from feddumap.core.tensors import digest
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.dataset import Arrays, Contents, Dataset
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.surveys import answer
@@ -43,8 +43,8 @@ def written(folder: Path, given: InputSpec, seed: int = 0) -> Dataset:
         return (rng.standard_normal((count, 7)) + labels[:, None]).astype(np.float32), labels
 
     names = tuple(f"class {label}" for label in range(CLASSES))
-    dataset.write(folder, "own", Contents(Arrays(*part(160), *part(20)), names, "a test", given))
-    return dataset.read(folder)
+    cache.write(folder, "own", Contents(Arrays(*part(160), *part(20)), names, "a test", given))
+    return cache.read(folder)
 
 
 @pytest.fixture

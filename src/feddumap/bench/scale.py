@@ -11,7 +11,7 @@ from typing import Any
 
 from feddumap.bench.memory import peak_memory
 from feddumap.bench.workload import CLASSES, Workload, measure, random_data
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.models import architecture
 from feddumap.system import children
 from feddumap.system.callbacks import Progress, ignore
@@ -87,7 +87,7 @@ def main() -> None:
     peaks: list[int | None] = []
     times = measure(
         Workload(**job["workload"]),
-        dataset.read(folder, verify=False),
+        cache.read(folder, verify=False),
         job["rounds"],
         at_end=lambda: peaks.append(peak_memory(folder)),
     )

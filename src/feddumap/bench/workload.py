@@ -14,7 +14,7 @@ import numpy as np
 
 from feddumap import run as api
 from feddumap.config import Config
-from feddumap.data import dataset, partition
+from feddumap.data import cache, partition
 from feddumap.data.dataset import Arrays, Contents, Dataset
 from feddumap.engine.session import Session
 from feddumap.system.callbacks import Progress, ignore
@@ -88,8 +88,8 @@ def random_data(images: int) -> Iterator[Dataset]:
     with tempfile.TemporaryDirectory(prefix="feddumap-bench-") as temporary:
         folder = Path(temporary) / "random"
         contents = Contents(Arrays(*draw(images), *draw(10)), CLASSES, "random numbers")
-        dataset.write(folder, "random", contents)
-        yield dataset.read(folder, verify=False)
+        cache.write(folder, "random", contents)
+        yield cache.read(folder, verify=False)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def list_datasets(as_json: Json = False) -> None:
     """List the data sets and whether they are cached."""
     from dataclasses import asdict
 
-    from feddumap.data import dataset
+    from feddumap.data import cache
     from feddumap.data.sources import catalog
     from feddumap.system import console
 
@@ -55,4 +55,4 @@ def list_datasets(as_json: Json = False) -> None:
         for entry in entries
     ]
     console.table("", ("name", "cached", "training", "test", "on disk", "source"), rows)
-    console.out.print(f"Cache folder: {dataset.home() / 'data'}", markup=False)
+    console.out.print(f"Cache folder: {cache.home() / 'data'}", markup=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from feddumap.data import blocks, dataset
-from feddumap.data.dataset import MANIFEST, Arrays, Manifest
+from feddumap.data import blocks, cache
+from feddumap.data.cache import MANIFEST, Manifest
+from feddumap.data.dataset import Arrays
 from feddumap.errors import FeddumapError
 from feddumap.system.findings import Finding
 
@@ -34,7 +35,7 @@ def verify(path: Path, repair: bool = True) -> list[Finding]:
 
 def _verify_set(folder: Path, repair: bool) -> list[Finding]:
     try:
-        manifest = dataset.read_manifest(folder)
+        manifest = cache.read_manifest(folder)
     except FeddumapError as error:
         return [Finding(str(folder / MANIFEST), "damaged", str(error))]
     known = blocks.read(folder)
@@ -60,7 +61,7 @@ def _verify_file(folder: Path, name: str, manifest: Manifest, known: list[str] |
         size = path.stat().st_size
         if size != entry.bytes:
             problem = f"it has {size} bytes, expected {entry.bytes}"
-        elif dataset.sha256_of(path) == entry.sha256:
+        elif cache.sha256_of(path) == entry.sha256:
             return Finding(str(path), "ok", f"{size} bytes")
         else:
             wrong = blocks.damaged(path, known) if known else []
@@ -82,7 +83,7 @@ def _outdated(folder: Path, manifest: Manifest, known: blocks.Digests) -> bool:
 def _renew(folder: Path, manifest: Manifest) -> Finding:
     path = folder / blocks.FILE
     try:
-        dataset.write_blocks(folder, manifest.files)
+        cache.write_blocks(folder, manifest.files)
     except OSError as error:
         reason = error.strerror or str(error)
         return Finding(str(path), "damaged", f"the digests of blocks cannot be written ({reason})")

@@ -20,7 +20,7 @@ import torch
 
 from feddumap.config import DataConfig
 from feddumap.core.messages import Kind
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.dataset import Arrays, Contents, Dataset
 from feddumap.data.shared_folder import make_folder, remove_folder
 from feddumap.data.sources.array_rows import array_rows
@@ -75,7 +75,7 @@ class InMemoryDataset:
         self.digest = content_digest(made)
         self._folder, lock = make_folder(sum(array.nbytes for array in made.arrays if array is not None))
         weakref.finalize(self, remove_folder, self._folder, lock, os.getpid())
-        dataset.write(self._folder / "set", name, made)
+        cache.write(self._folder / "set", name, made)
         _OPEN[self.config_name] = self
 
     @property
@@ -90,7 +90,7 @@ class InMemoryDataset:
 
     def open(self) -> Dataset:
         """The arrays, memory-mapped."""
-        return dataset.read(self.folder, verify=False, owner=self)
+        return cache.read(self.folder, verify=False, owner=self)
 
     def contents(self) -> Contents:
         """The arrays and their description, as a reader returns them."""

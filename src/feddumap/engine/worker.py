@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from feddumap.config import Config
 from feddumap.core.messages import Answer, Architecture, Broadcast, Question, Tensors, Upload
 from feddumap.core.tensors import all_finite
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.partition import Split
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
@@ -37,7 +37,7 @@ class Worker:
     def __init__(self, setup: dict[str, Any], down: Region, fixed: Region, up: Sequence[Region]) -> None:
         sys.path[:] = setup["path"]
         config = Config.parse(setup["config"])
-        data = dataset.read(Path(setup["dataset"]), verify=False)
+        data = cache.read(Path(setup["dataset"]), verify=False)
         arrays = {name: tensor.numpy() for name, tensor in fixed.read(setup["split"])["split"].items()}
         split = Split.from_arrays(arrays, len(data.train_labels))
         self._executor = Executor(config, SplitHoldings(data, split, config.run.seed), compose(config))

@@ -15,7 +15,7 @@ import torch
 from feddumap.config import Config, DataConfig
 from feddumap.core.messages import Architecture, InputSpec, Tensors
 from feddumap.data import partition
-from feddumap.data.dataset import home
+from feddumap.data.cache import home
 from feddumap.data.sources import catalog, device_files
 from feddumap.data.sources.code import is_code
 from feddumap.device.holdings import Holdings, SplitHoldings

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from feddumap.config import Config
-from feddumap.data import dataset
+from feddumap.data import cache
 from feddumap.data.label_mix import mix, split_mixes
 from feddumap.data.partition import Split
 from feddumap.data.sources import catalog, code
@@ -100,7 +100,7 @@ def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
             f"the data set {name} is not in the cache {folder}: run `feddumap data get {name}` and rerun the "
             "report"
         )
-    data = dataset.read(folder, verify=False)
+    data = cache.read(folder, verify=False)
     labels, classes = np.asarray(data.train_labels), len(data.classes)
     split = _read_split(run.path, len(labels))
     found = split_mixes(split, labels, classes)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from feddumap.config import Config
 from feddumap.core.object_names import is_object
-from feddumap.data.dataset import home
+from feddumap.data.cache import home
 from feddumap.data.sources.code import is_code
 from feddumap.errors import FeddumapError
 from feddumap.models.factories import LIBRARIES

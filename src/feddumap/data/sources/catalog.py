@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddumap.config import DataConfig
-from feddumap.data import dataset, in_memory
-from feddumap.data.dataset import Arrays, Contents, Dataset, home
+from feddumap.data import cache, dataset, in_memory
+from feddumap.data.cache import home
+from feddumap.data.dataset import Arrays, Contents, Dataset
 from feddumap.data.sources import cifar, code, formats, own
 from feddumap.data.sources.cifar import CIFAR10, CIFAR100, PublishedDataset
 from feddumap.data.sources.download import NPM_PACKAGE, UnavailableError, fetch, npm
@@ -84,17 +85,17 @@ def _get(config: DataConfig, given: Path | None, say: Say, progress: Progress, f
         folder = _code_folder(contents)
         cached = folder.exists()
         if not cached:
-            dataset.write(folder, name, contents)
+            cache.write(folder, name, contents)
         say(f"{name}: {contents.source}")
-        return dataset.read(folder, verify=cached)
+        return cache.read(folder, verify=cached)
     if force or not folder.exists():
         with _locked(folder):
             if force or not folder.exists():  # another process may have written it meanwhile
                 contents = source.read(say) if source else _load(name, given, say, progress)
-                dataset.write(folder, Path(name).name, contents, replace=force)
+                cache.write(folder, Path(name).name, contents, replace=force)
                 say(f"{name}: from {contents.source}, now cached in {folder}")
-                return dataset.read(folder, verify=False)
-    found = dataset.read(folder)
+                return cache.read(folder, verify=False)
+    found = cache.read(folder)
     unread = f"; {given} was not read, use --force to read it" if given else ""
     say(f"{name}: from the cache {folder}, made from {found.source}{unread}")
     return found
@@ -273,7 +274,7 @@ def available() -> list[CatalogEntry]:
             continue
         size = sum(path.stat().st_size for path in folder.iterdir())
         try:
-            manifest = dataset.read_manifest(folder)
+            manifest = cache.read_manifest(folder)
             train, test = (manifest.files[f"{split}_labels.npy"].shape[0] for split in ("train", "test"))
             rows.append(CatalogEntry(manifest.name, True, manifest.source, train, test, size, folder))
         except (FeddumapError, LookupError):

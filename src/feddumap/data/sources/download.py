@@ -12,7 +12,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from feddumap.data.dataset import Arrays, home
+from feddumap.data.cache import home
+from feddumap.data.dataset import Arrays
 from feddumap.data.sources import cifar, formats
 from feddumap.data.sources.cifar import PublishedDataset
 from feddumap.errors import FeddumapError

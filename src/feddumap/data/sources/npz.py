@@ -16,7 +16,8 @@ from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
 from feddumap.config import DataConfig
-from feddumap.data.dataset import ARRAY_ERRORS, Contents
+from feddumap.data.cache import ARRAY_ERRORS
+from feddumap.data.dataset import Contents
 from feddumap.data.sources.array_rows import array_rows
 from feddumap.data.sources.memory import require_memory
 from feddumap.data.sources.rows import Rows, contents
