@@ -24,7 +24,7 @@ from feddumap.core.tensors import all_finite, digest
 from feddumap.device.executor import Executor
 from feddumap.device.holdings import SplitHoldings
 from feddumap.device.surveys import label_counts, output_bias_gradient
-from feddumap.engine import session
+from feddumap.engine import cohort
 from feddumap.engine.local import LocalCohort
 from feddumap.engine.rounds import broadcast_of, take_census
 from feddumap.errors import FeddumapError
@@ -123,7 +123,7 @@ class Meter(LocalCohort):
 def test_the_wire_is_counted_and_test_data_trains_nothing(
     home: object, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LocalCohort", Meter)
+    monkeypatch.setattr(cohort, "LocalCohort", Meter)
     monkeypatch.setattr(Meter, "down", Counter(), raising=False)
     monkeypatch.setattr(Meter, "up", Counter(), raising=False)
     run = api.start(config_of(name))

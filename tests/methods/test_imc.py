@@ -23,7 +23,7 @@ from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
 from feddumap.data.sources.formats import DIGITS_INPUT
-from feddumap.engine import session
+from feddumap.engine import cohort
 from feddumap.engine.local import LocalCohort
 from feddumap.errors import FeddumapError
 from feddumap.models import architecture, build, initialise
@@ -249,7 +249,7 @@ class Ear(LocalCohort):
 def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(rates, "STEPS", 6)
     monkeypatch.setattr(rates, "SAMPLES", 16)
-    monkeypatch.setattr(session, "LocalCohort", Ear)
+    monkeypatch.setattr(cohort, "LocalCohort", Ear)
     monkeypatch.setattr(Ear, "asked", [], raising=False)
     return Ear.asked
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from inspect import GEN_RUNNING, getgeneratorstate
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -16,48 +15,34 @@ from torch import nn
 from feddumap import screening
 from feddumap.config import Config
 from feddumap.core import clock
-from feddumap.core.algorithm import Census, Cohort, Context
-from feddumap.core.messages import Architecture, ServerState, Tensors
+from feddumap.core.algorithm import Census, Context
+from feddumap.core.messages import ServerState
 from feddumap.core.object_names import is_object, stored_name
 from feddumap.core.record import Record
 from feddumap.data import partition
 from feddumap.data.dataset import Dataset
 from feddumap.data.partition import Split
-from feddumap.device.executor import Executor
-from feddumap.device.holdings import SplitHoldings
 from feddumap.device.state import InMemoryStore, StateStore
 from feddumap.engine import census as censuses
-from feddumap.engine import objects
 from feddumap.engine.callbacks import Callback
-from feddumap.engine.forkserver import ForkServer, ForkServerDiedError
-from feddumap.engine.local import Evaluator, LocalCohort
-from feddumap.engine.pool import Pool
+from feddumap.engine.cohort import Engine, open_cohort
+from feddumap.engine.first_weights import initial_weights
 from feddumap.engine.registry import get_engine
 from feddumap.engine.rehearsal import rehearse
 from feddumap.engine.resolution import architecture_of, require_family
 from feddumap.engine.rounds import active_parameters, initial_state, rounds, take_census
 from feddumap.errors import FeddumapError
 from feddumap.methods import compose
-from feddumap.models import initialise, network, separate
+from feddumap.models import network, separate
 from feddumap.models.cost import macs
-from feddumap.models.weights import read_weights
-from feddumap.runs import integrity, trackers
+from feddumap.runs import trackers
 from feddumap.runs.directory import RunDirectory
 from feddumap.runs.summary import accuracies, device_accuracy, is_complete, reached
 from feddumap.runs.trackers.base import Tracker
 from feddumap.screening.privacy import spent as epsilon_after
 from feddumap.system.callbacks import Progress, Say, ignore
-from feddumap.system.determinism import cores, deterministic
-from feddumap.training.evaluation import Score
+from feddumap.system.determinism import deterministic
 from feddumap.training.samples import Samples
-
-
-class Engine(Cohort, Protocol):
-    """A cohort that also evaluates the global model and is closed at the end."""
-
-    def evaluate(self, state: ServerState) -> Score: ...
-
-    def close(self) -> None: ...
 
 
 class Session:
@@ -217,27 +202,11 @@ class Session:
         }
 
     def _engine(self) -> Engine:
-        config = self.config
-        engine = self.engine or get_engine(config.run.engine)
+        engine = self.engine or get_engine(self.config.run.engine)
         if engine is not None:
             return engine(self)
         states: StateStore = self.directory.memory if self.directory is not None else self._in_memory
-        workers = config.run.workers or max(1, min(cores(), len(self._algorithm.choose(config, 0))))
-        server: ForkServer | None = None
-        if workers > 1 and config.run.device == "cpu" and objects.used(config):
-            try:
-                server = ForkServer(forked=True, tried=True)
-            except ForkServerDiedError as error:
-                self._say(f"worker processes cannot be forked here ({error}): training in one process")
-                workers = 1
-        if workers > 1 and config.run.device == "cpu":
-            test_inputs = len(self.dataset.test_labels)
-            return Pool(
-                config, self.dataset.folder, self.split, test_inputs, workers, states, server, self._say
-            )
-        holdings = SplitHoldings(self.dataset, self.split, config.run.seed)
-        executor = Executor(config, holdings, self._algorithm)
-        return LocalCohort(executor, Evaluator.of(self.dataset, self.split, config), states)
+        return open_cohort(self.config, self.dataset, self.split, self._algorithm, states, self._say)
 
     def _context(self, engine: Engine, progress: Progress = ignore) -> Context:
         data = self.dataset
@@ -342,25 +311,3 @@ class Session:
                 shape = replace(self.state.architecture, family=self.config.model.name)
                 self.state = replace(self.state, architecture=shape)
         self.records = [Record.from_json(value) for value in self.directory.rewind(self.state.round)]
-
-
-def initial_weights(shape: Architecture, config: Config, directory: RunDirectory | None) -> Tensors:
-    """The weights before round 0, with those that are frozen: the network's initialization, or those of
-    `model.weights`; from the copy in the run directory if there is one."""
-    weights = initialise(shape, config.run.seed)
-    own = is_object(config.model.name)
-    if own and directory is not None and directory.initial_weights.exists():
-        integrity.require_sealed(directory.initial_weights)
-        try:
-            return read_weights(directory.initial_weights, weights)
-        except FeddumapError as error:
-            raise FeddumapError(
-                f"{directory.path} holds a run of another network ({error}): pass the same one, or give "
-                "another `out`"
-            ) from None
-    if config.model.weights is None:
-        return weights
-    if directory is None:
-        return read_weights(Path(config.model.weights), weights)
-    integrity.require_sealed(directory.initial_weights)
-    return read_weights(directory.initial_weights, weights)
