@@ -119,7 +119,7 @@ def opened(context: BrowserContext, address: str) -> Opened:
 
 
 @pytest.fixture
-def desk(browser: Browser, address: str) -> Iterator[Opened]:
+def desktop(browser: Browser, address: str) -> Iterator[Opened]:
     context = browser.new_context(viewport=DESKTOP, color_scheme="light")
     found = opened(context, address)
     yield found
@@ -136,91 +136,91 @@ def phone(browser: Browser, address: str) -> Iterator[Opened]:
     context.close()
 
 
-def test_every_run_and_figure_is_there(desk: Opened) -> None:
-    assert desk.page.locator("[data-line]").count() == SERIES
-    assert desk.page.locator("#runs details").count() == SERIES + 1
+def test_every_run_and_figure_is_there(desktop: Opened) -> None:
+    assert desktop.page.locator("[data-line]").count() == SERIES
+    assert desktop.page.locator("#runs details").count() == SERIES + 1
     for name in ("accuracy", "cost"):
-        assert desk.drawn(name) == list(range(SERIES))
-    assert len(desk.drawn("server")) == 2
-    for plot in desk.page.locator(".plot").all():
+        assert desktop.drawn(name) == list(range(SERIES))
+    assert len(desktop.drawn("server")) == 2
+    for plot in desktop.page.locator(".plot").all():
         assert plot.locator("svg.main-svg").count() > 0
-    assert desk.page.locator("h1").inner_text() == EVIL
-    assert any(EVIL in label for label in desk.page.locator(".legend label").all_inner_texts())
+    assert desktop.page.locator("h1").inner_text() == EVIL
+    assert any(EVIL in label for label in desktop.page.locator(".legend label").all_inner_texts())
 
 
-def test_nothing_can_be_sent(desk: Opened) -> None:
-    titles = desk.page.locator("#plot-accuracy .modebar-btn").evaluate_all(
+def test_nothing_can_be_sent(desktop: Opened) -> None:
+    titles = desktop.page.locator("#plot-accuracy .modebar-btn").evaluate_all(
         "(buttons) => buttons.map((button) => button.dataset.title)"
     )
     assert titles == ["Download plot", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
 
 
-def test_smoothed_and_raw(desk: Opened) -> None:
-    smooth = desk.plot("accuracy", "data.at(-1).y")
-    desk.choose("accuracy-y", "raw")
-    raw = desk.plot("accuracy", "data.at(-1).y")
+def test_smoothed_and_raw(desktop: Opened) -> None:
+    smooth = desktop.plot("accuracy", "data.at(-1).y")
+    desktop.choose("accuracy-y", "raw")
+    raw = desktop.plot("accuracy", "data.at(-1).y")
     assert len(smooth) == len(raw) == ROUNDS
     assert sum(abs(a - b) for a, b in pairwise(raw)) > 2 * sum(abs(a - b) for a, b in pairwise(smooth))
-    href = desk.page.locator("#files-accuracy a").first.get_attribute("href")
+    href = desktop.page.locator("#files-accuracy a").first.get_attribute("href")
     assert href == "figures/accuracy-round-raw.svg"
 
 
-def test_the_axes_that_can_be_chosen(desk: Opened) -> None:
+def test_the_axes_that_can_be_chosen(desktop: Opened) -> None:
     for value, title in (
         ("time", "virtual time (s)"),
         ("bytes", "sent down and up (MB)"),
         ("round", "rounds"),
     ):
-        desk.choose("accuracy-x", value)
-        assert desk.plot("accuracy", "layout.xaxis.title.text") == title
-    desk.choose("cost-y", "parameters")
-    assert desk.plot("cost", "layout.yaxis.title.text") == "parameters (k)"
-    desk.choose("server-y", "alpha")
-    assert desk.plot("server", "layout.yaxis.title.text") == "α"
+        desktop.choose("accuracy-x", value)
+        assert desktop.plot("accuracy", "layout.xaxis.title.text") == title
+    desktop.choose("cost-y", "parameters")
+    assert desktop.plot("cost", "layout.yaxis.title.text") == "parameters (k)"
+    desktop.choose("server-y", "alpha")
+    assert desktop.plot("server", "layout.yaxis.title.text") == "α"
 
 
-def test_bands_and_single_seeds(desk: Opened) -> None:
-    before = desk.plot("accuracy", "data.length")
-    assert desk.plot("accuracy", "data.filter((trace) => trace.fill === 'tonexty').length") == 1
-    desk.page.get_by_label("single seeds").first.check()
-    assert desk.plot("accuracy", "data.length") == before + 2
+def test_bands_and_single_seeds(desktop: Opened) -> None:
+    before = desktop.plot("accuracy", "data.length")
+    assert desktop.plot("accuracy", "data.filter((trace) => trace.fill === 'tonexty').length") == 1
+    desktop.page.get_by_label("single seeds").first.check()
+    assert desktop.plot("accuracy", "data.length") == before + 2
 
 
-def test_the_legend_governs_all_figures(desk: Opened) -> None:
-    desk.page.locator('[data-line="0"]').focus()
-    desk.page.keyboard.press("Space")
+def test_the_legend_governs_all_figures(desktop: Opened) -> None:
+    desktop.page.locator('[data-line="0"]').focus()
+    desktop.page.keyboard.press("Space")
     for name in ("accuracy", "cost"):
-        assert desk.drawn(name) == list(range(1, SERIES))
-    assert desk.page.locator("#count").inner_text() == f"{SERIES - 1} of {SERIES} shown"
-    desk.page.get_by_role("button", name="none", exact=True).click()
-    assert desk.drawn("accuracy") == desk.drawn("pruning-0") == []
-    desk.page.get_by_role("button", name="best five").click()
-    assert len(desk.drawn("accuracy")) == 5
-    assert desk.plot("accuracy", "data.length") > 5  # so few that the raw curves are behind
-    desk.page.get_by_role("button", name="all", exact=True).click()
-    assert desk.drawn("accuracy") == list(range(SERIES))
+        assert desktop.drawn(name) == list(range(1, SERIES))
+    assert desktop.page.locator("#count").inner_text() == f"{SERIES - 1} of {SERIES} shown"
+    desktop.page.get_by_role("button", name="none", exact=True).click()
+    assert desktop.drawn("accuracy") == desktop.drawn("pruning-0") == []
+    desktop.page.get_by_role("button", name="best five").click()
+    assert len(desktop.drawn("accuracy")) == 5
+    assert desktop.plot("accuracy", "data.length") > 5  # so few that the raw curves are behind
+    desktop.page.get_by_role("button", name="all", exact=True).click()
+    assert desktop.drawn("accuracy") == list(range(SERIES))
 
 
-def test_a_series_is_pointed_at(desk: Opened) -> None:
+def test_a_series_is_pointed_at(desktop: Opened) -> None:
     traces = "document.querySelectorAll('#plot-cost .scatterlayer .trace')"
     faint = f"[...{traces}].filter((each) => each.style.opacity).length"
-    desk.page.locator('label:has([data-line="3"])').hover()
-    assert desk.page.evaluate(faint) == desk.plot("cost", "data.length") - 1
-    desk.page.locator("h1").hover()
-    assert desk.page.evaluate(faint) == 0
+    desktop.page.locator('label:has([data-line="3"])').hover()
+    assert desktop.page.evaluate(faint) == desktop.plot("cost", "data.length") - 1
+    desktop.page.locator("h1").hover()
+    assert desktop.page.evaluate(faint) == 0
 
 
-def test_the_theme(desk: Opened) -> None:
-    light = desk.plot("accuracy", "layout.font.color")
-    button = desk.page.get_by_role("button", name="dark")
+def test_the_theme(desktop: Opened) -> None:
+    light = desktop.plot("accuracy", "layout.font.color")
+    button = desktop.page.get_by_role("button", name="dark")
     button.click()
-    assert desk.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert desktop.page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert button.get_attribute("aria-pressed") == "true"
-    assert desk.plot("accuracy", "layout.font.color") != light
-    desk.page.reload()
-    assert desk.page.evaluate("document.documentElement.dataset.theme") == "dark"  # it is remembered
-    desk.page.get_by_role("button", name="dark").click()
-    assert desk.plot("accuracy", "layout.font.color") == light
+    assert desktop.plot("accuracy", "layout.font.color") != light
+    desktop.page.reload()
+    assert desktop.page.evaluate("document.documentElement.dataset.theme") == "dark"  # it is remembered
+    desktop.page.get_by_role("button", name="dark").click()
+    assert desktop.plot("accuracy", "layout.font.color") == light
 
 
 def test_the_systems_theme_is_the_default(browser: Browser, address: str) -> None:
@@ -233,33 +233,33 @@ def test_the_systems_theme_is_the_default(browser: Browser, address: str) -> Non
     context.close()
 
 
-def test_hover_and_zoom(desk: Opened) -> None:
-    desk.page.locator("#plot-accuracy").scroll_into_view_if_needed()
-    box = desk.page.locator("#plot-accuracy .nsewdrag").first.bounding_box()
+def test_hover_and_zoom(desktop: Opened) -> None:
+    desktop.page.locator("#plot-accuracy").scroll_into_view_if_needed()
+    box = desktop.page.locator("#plot-accuracy .nsewdrag").first.bounding_box()
     assert box is not None
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    whole = desk.plot("accuracy", "layout.xaxis.range")
+    whole = desktop.plot("accuracy", "layout.xaxis.range")
     for height in range(10, int(box["height"]), 10):
-        desk.page.mouse.move(middle[0], box["y"] + height)
-        if desk.page.locator("#plot-accuracy .hovertext").count():
+        desktop.page.mouse.move(middle[0], box["y"] + height)
+        if desktop.page.locator("#plot-accuracy .hovertext").count():
             break
-    desk.page.wait_for_selector("#plot-accuracy .hovertext")
-    assert "rounds: " in desk.page.locator("#plot-accuracy .hovertext").first.text_content()
-    desk.page.mouse.move(*middle)
-    desk.page.mouse.down()
-    desk.page.mouse.move(middle[0] + 150, middle[1] + 100, steps=5)
-    desk.page.mouse.up()
-    desk.until(f"document.getElementById('plot-accuracy').layout.xaxis.range[0] > {whole[0]} + 1")
-    zoomed = desk.plot("accuracy", "layout.xaxis.range")
-    desk.page.locator('[data-line="0"]').uncheck()
-    assert desk.plot("accuracy", "layout.xaxis.range") == zoomed  # hiding a series keeps the zoom
-    desk.page.locator("#plot-accuracy").hover()
-    desk.page.locator('#plot-accuracy [data-title="Reset axes"]').click()
-    desk.until(f"document.getElementById('plot-accuracy').layout.xaxis.range[0] < {zoomed[0]}")
+    desktop.page.wait_for_selector("#plot-accuracy .hovertext")
+    assert "rounds: " in desktop.page.locator("#plot-accuracy .hovertext").first.text_content()
+    desktop.page.mouse.move(*middle)
+    desktop.page.mouse.down()
+    desktop.page.mouse.move(middle[0] + 150, middle[1] + 100, steps=5)
+    desktop.page.mouse.up()
+    desktop.until(f"document.getElementById('plot-accuracy').layout.xaxis.range[0] > {whole[0]} + 1")
+    zoomed = desktop.plot("accuracy", "layout.xaxis.range")
+    desktop.page.locator('[data-line="0"]').uncheck()
+    assert desktop.plot("accuracy", "layout.xaxis.range") == zoomed  # hiding a series keeps the zoom
+    desktop.page.locator("#plot-accuracy").hover()
+    desktop.page.locator('#plot-accuracy [data-title="Reset axes"]').click()
+    desktop.until(f"document.getElementById('plot-accuracy').layout.xaxis.range[0] < {zoomed[0]}")
 
 
-def test_tables_are_sorted(desk: Opened) -> None:
-    table = desk.page.locator("table.sortable").first
+def test_tables_are_sorted(desktop: Opened) -> None:
+    table = desktop.page.locator("table.sortable").first
     head = table.get_by_role("button", name="final (%)")
     column = table.locator("thead th").evaluate_all(
         "(all) => all.findIndex((e) => e.innerText === 'final (%)')"
@@ -273,16 +273,16 @@ def test_tables_are_sorted(desk: Opened) -> None:
     assert table.locator("tbody tr").evaluate_all(values) == sorted(down)
 
 
-def test_the_keyboard_is_enough(desk: Opened) -> None:
-    desk.page.keyboard.press("Tab")
-    assert desk.page.evaluate("document.activeElement.className") == "skip"
-    desk.page.keyboard.press("Enter")
-    desk.page.keyboard.press("Tab")
-    assert desk.page.evaluate("document.activeElement.name") == "accuracy-y"
+def test_the_keyboard_is_enough(desktop: Opened) -> None:
+    desktop.page.keyboard.press("Tab")
+    assert desktop.page.evaluate("document.activeElement.className") == "skip"
+    desktop.page.keyboard.press("Enter")
+    desktop.page.keyboard.press("Tab")
+    assert desktop.page.evaluate("document.activeElement.name") == "accuracy-y"
     outline = "getComputedStyle(document.activeElement.nextElementSibling).outlineStyle"
-    assert desk.page.evaluate(outline) == "solid"
-    desk.page.keyboard.press("ArrowRight")
-    assert desk.page.locator('input[name="accuracy-y"][value="raw"]').is_checked()
+    assert desktop.page.evaluate(outline) == "solid"
+    desktop.page.keyboard.press("ArrowRight")
+    assert desktop.page.locator('input[name="accuracy-y"][value="raw"]').is_checked()
 
 
 @pytest.mark.parametrize("width", [320, 390])

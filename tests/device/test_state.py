@@ -50,10 +50,10 @@ def message_of(run: api.Run, controls: Tensors) -> Broadcast:
 
 
 def cohort_of(run: api.Run, memory: StateStore) -> LocalCohort:
-    desk = Executor(
+    executor = Executor(
         run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)
     )
-    return LocalCohort(desk, Evaluator(run.dataset, run.config), memory)
+    return LocalCohort(executor, Evaluator(run.dataset, run.config), memory)
 
 
 def remembered(folder: Path) -> dict[int, tuple[int, str]]:
@@ -74,11 +74,11 @@ def test_a_device_of_scaffold_equals_option_two(home: object) -> None:
     x = run.state.weights
     generator = torch.Generator().manual_seed(0)
     c, own = ({n: torch.randn(t.shape, generator=generator) / 50 for n, t in x.items()} for _ in range(2))
-    shelf = InMemoryStore()
-    shelf.keep(3, -1, {f"c/{name}": tensor for name, tensor in own.items()})
+    store = InMemoryStore()
+    store.keep(3, -1, {f"c/{name}": tensor for name, tensor in own.items()})
     with deterministic():
-        (upload,) = cohort_of(run, shelf).train(message_of(run, c), [3])
-    kept = shelf.recall(3, 1)
+        (upload,) = cohort_of(run, store).train(message_of(run, c), [3])
+    kept = store.recall(3, 1)
     data, rng = taken(run, run.split.device(3)), stream(777, "batches", 0, 3)
     y = walk(run, x, data, rng, 0, lambda n, g: g - own[n].double() + c[n].double())
     steps = 2 * -(-len(data) // 16)
@@ -218,12 +218,12 @@ def test_whatever_a_kept_checkpoint_needs_stays(
 
 @settings(max_examples=60)
 @given(chosen, st.lists(st.integers(0, 3), max_size=12))
-def test_a_shelf_bears_a_round_done_again(chosen: list[list[int]], broken: list[int]) -> None:
-    shelf, serial = InMemoryStore(), count()
+def test_a_store_accepts_a_repeated_round(chosen: list[list[int]], broken: list[int]) -> None:
+    store, serial = InMemoryStore(), count()
     state: State = {}
     for number, (devices, part) in enumerate(zip(chosen, broken, strict=False)):
-        live(shelf, state, number, devices[:part], serial)  # left in the middle
-        state = live(shelf, state, number, devices, serial)
+        live(store, state, number, devices[:part], serial)  # left in the middle
+        state = live(store, state, number, devices, serial)
 
 
 # runs
@@ -329,24 +329,24 @@ def test_a_damaged_memory_is_named(killed: Path, tmp_path: Path, damage: Any) ->
 
 @pytest.mark.parametrize("odd", [{"c/conv1.bias": torch.zeros(7)}, {"c/conv9.bias": torch.zeros(6)}])
 def test_a_memory_of_another_form_is_refused(home: object, odd: Tensors) -> None:
-    run, shelf = api.start(config()), InMemoryStore()
+    run, store = api.start(config()), InMemoryStore()
     message = message_of(run, run.state.weights)
     good = {f"c/{name}": torch.zeros_like(tensor) for name, tensor in run.state.weights.items()}
-    shelf.keep(1, -1, good)
-    shelf.keep(2, -1, {**good, **odd})
-    list(cohort_of(run, shelf).train(message, [1]))
+    store.keep(1, -1, good)
+    store.keep(2, -1, {**good, **odd})
+    list(cohort_of(run, store).train(message, [1]))
     with pytest.raises(FeddumapError, match="the memory of device 2 does not fit the model of round 0"):
-        list(cohort_of(run, shelf).train(message, [2]))
+        list(cohort_of(run, store).train(message, [2]))
 
 
 def test_what_is_not_finite_is_not_kept(home: object) -> None:
     """A device that diverges goes on with the memory it had."""
-    run, shelf = api.start(config()), InMemoryStore()
+    run, store = api.start(config()), InMemoryStore()
     message = message_of(run, {name: torch.zeros_like(tensor) for name, tensor in run.state.weights.items()})
     kept = []
     for number, lr in enumerate((0.05, 1e30, 0.05)):
-        (upload,) = cohort_of(run, shelf).train(replace(message, round=number, lr=lr), [5])
+        (upload,) = cohort_of(run, store).train(replace(message, round=number, lr=lr), [5])
         assert all_finite(upload.weights) == (lr < 1)
-        kept.append(digest(shelf.recall(5, number + 1)))
-        assert all_finite(shelf.recall(5, number + 1))
+        kept.append(digest(store.recall(5, number + 1)))
+        assert all_finite(store.recall(5, number + 1))
     assert kept[0] == kept[1] != kept[2]

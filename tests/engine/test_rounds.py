@@ -213,18 +213,18 @@ def test_forms_and_finiteness() -> None:
 
 def test_census_tells_labels_only_when_asked(digits: Dataset) -> None:
     run = api.start(small())
-    desk = Executor(
+    executor = Executor(
         run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)
     )
     message = broadcast_of(run.state, run.config)
-    assert desk.answer(Question("census"), message, 2).values == {"samples": len(run.split.device(2))}
+    assert executor.answer(Question("census"), message, 2).values == {"samples": len(run.split.device(2))}
     with deterministic():
         engine = run._engine()
         census = take_census(engine, run.state, run.config, "counts")
     np.testing.assert_array_equal(census.samples, run.split.sizes)
     np.testing.assert_array_equal(census.labels, run.split.counts(digits.train_labels, 10))
     with pytest.raises(FeddumapError, match="unknown question 'secrets'"):
-        desk.answer(Question("secrets"), message, 2)
+        executor.answer(Question("secrets"), message, 2)
 
 
 def test_test_images_never_reach_the_server(home: object) -> None:

@@ -78,9 +78,9 @@ def test_one_device_is_its_own_mean(home: object, name: str) -> None:
     if name in OTHERWISE:
         return
     message = replace(broadcast_of(run.state, run.config), extra=algorithm.send(run.state))
-    desk = Executor(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
+    executor = Executor(run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), algorithm)
     with deterministic():
-        upload, _ = desk.train(message, 3, {})
+        upload, _ = executor.train(message, 3, {})
     view = RoundView(None, run.state, message.lr, [])  # type: ignore[arg-type]
     merged = algorithm.aggregate([upload], view)
     assert digest(upload.weights) != digest(message.weights)
@@ -289,26 +289,26 @@ def test_counts_and_gradient_are_the_same_run(home: object) -> None:
     assert outcome(run) == outcome(whole("feddu")[0])
 
 
-class Ear:
-    """A cohort at one desk that remembers what it was asked and answered."""
+class RecordingCohort:
+    """A cohort in this process that records what it was asked and answered."""
 
     def __init__(self, run: api.Run) -> None:
-        self.desk = Executor(
+        self.executor = Executor(
             run.config, SplitHoldings(run.dataset, run.split, run.config.run.seed), compose(run.config)
         )
         self.answers: list[Answer] = []
 
     def survey(self, question: Question, message: Broadcast, devices: Sequence[int]) -> list[Answer]:
-        self.answers += [self.desk.answer(question, message, device) for device in devices]
+        self.answers += [self.executor.answer(question, message, device) for device in devices]
         return self.answers
 
 
 @pytest.mark.parametrize("labels", ["none", "counts", "gradient"])
 def test_devices_tell_of_their_labels_only_what_is_asked(home: object, labels: Any) -> None:
     run = api.start(small())
-    ear = Ear(run)
-    census = take_census(ear, run.state, run.config, labels)  # type: ignore[arg-type]
-    assert {key for answer in ear.answers for key in answer.values} == {"samples", labels} - {"none"}
+    recording = RecordingCohort(run)
+    census = take_census(recording, run.state, run.config, labels)  # type: ignore[arg-type]
+    assert {key for answer in recording.answers for key in answer.values} == {"samples", labels} - {"none"}
     if labels == "none":
         assert census.labels is None
     else:

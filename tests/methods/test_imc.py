@@ -235,7 +235,7 @@ def test_resume_keeps_the_mask(home: object, tmp_path: Path) -> None:
 Asked = list[tuple[str, dict[str, Any], list[int]]]
 
 
-class Ear(LocalCohort):
+class RecordingCohort(LocalCohort):
     """Remembers who was asked what."""
 
     asked: ClassVar[Asked]
@@ -249,9 +249,9 @@ class Ear(LocalCohort):
 def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(rates, "STEPS", 6)
     monkeypatch.setattr(rates, "SAMPLES", 16)
-    monkeypatch.setattr(cohort, "LocalCohort", Ear)
-    monkeypatch.setattr(Ear, "asked", [], raising=False)
-    return Ear.asked
+    monkeypatch.setattr(cohort, "LocalCohort", RecordingCohort)
+    monkeypatch.setattr(RecordingCohort, "asked", [], raising=False)
+    return RecordingCohort.asked
 
 
 def test_the_servers_rate_asks_no_device(asked: Asked) -> None:

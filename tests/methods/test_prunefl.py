@@ -176,17 +176,17 @@ def test_a_device_reports_the_squares_of_its_rounds(home: object) -> None:
     mask = {name: torch.rand(run.state.weights[name].shape, generator=generator) < 0.5 for name in SIZES}
     state = replace(run.state, weights=mask_tensors(run.state.weights, mask), mask=mask)
     left = FULL - sum(int((~kept).sum()) for kept in mask.values())
-    desk, shelf = (
+    executor, store = (
         Executor(run.config, SplitHoldings(run.dataset, run.split, 777), compose(run.config)),
         InMemoryStore(),
     )
-    cohort = LocalCohort(desk, Evaluator(run.dataset, run.config), shelf)
+    cohort = LocalCohort(executor, Evaluator(run.dataset, run.config), store)
     sums = [squared(run, state.weights, 2, number, mask) for number in range(4)]
     for number, since in enumerate((0, 0, 0, 3)):
         message = broadcast_of(replace(state, round=number), run.config)
         with deterministic():
             (upload,) = cohort.train(message, [2])
-        memory, reports = shelf.recall(2, number + 1), number == 2
+        memory, reports = store.recall(2, number + 1), number == 2
         assert upload.nbytes(mask) == 4 * left + reports * 4 * FULL == run._algorithm.reply(message)
         told = upload.extra if reports else memory
         assert set(told) == {f"g2/{name}" for name in state.weights}
