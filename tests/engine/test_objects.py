@@ -86,8 +86,7 @@ TRAINING = """
             model=lambda classes: Net(classes), devices=8, cohort=4, rounds=4, epochs=1, batch=32, lr=0.05,
             profile="general", workers=int(workers), out=out, callbacks=[kill], say=print,
         )
-        for record in run:
-            pass
+        list(run)
         print("result", type(run.pool).__name__, digest(run.state.weights))
 """
 END = """

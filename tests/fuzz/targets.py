@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,11 @@ def records(data: bytes) -> None:
 
 def checkpoint(data: bytes) -> None:
     """The JSON of a checkpoint, with checksums that match if it is JSON."""
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(data)
         if isinstance(value, dict):
             value.pop("sha256", None)
             data = json.dumps({**value, "sha256": reader.digest(value)}).encode()
-    except (ValueError, RecursionError):
-        pass
     reader.read_checkpoint(_file("checkpoint-000001.json", data))
 
 

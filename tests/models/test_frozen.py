@@ -98,8 +98,7 @@ def test_a_cut_leaves_frozen_tensors_alone(home: object) -> None:
 
 def test_two_runs_in_a_process_keep_their_own(home: object) -> None:
     one, other = (api.start(config_of(run={"seed": seed})) for seed in (1, 2))
-    for _ in zip(one, other, strict=True):
-        pass
+    assert len(list(zip(one, other, strict=True))) == one.rounds  # round by round, in turns
     for run, seed in ((one, 1), (other, 2)):
         alone = api.start(config_of(run={"seed": seed}))
         assert torch.equal(run.model().backbone.weight, alone.model().backbone.weight)
