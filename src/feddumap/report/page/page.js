@@ -66,7 +66,8 @@
     toImageButtonOptions: { format: "svg", filename: name },
   });
 
-  const draw = (name, data, layout) => Plotly.react(`plot-${name}`, data, layoutOf(layout), config(name));
+  const draw = (name, data, layout) => // nothing until plotly is loaded; then everything is drawn
+    window.Plotly?.react(`plot-${name}`, data, layoutOf(layout), config(name));
   const drawSeries = () => drawings.forEach((each) => each());
   const drawAll = () => [...drawings, ...maps].forEach((each) => each());
 
@@ -230,6 +231,21 @@
     }));
   });
 
+  // plotly, which is in the page compressed
+
+  async function loadPlotly() {
+    const text = atob(document.getElementById("plotly").textContent);
+    const bytes = new Blob([Uint8Array.from(text, (each) => each.charCodeAt(0))]);
+    const script = document.createElement("script");
+    script.textContent = await new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    document.head.append(script);
+  }
+
   count();
-  drawAll();
+  loadPlotly().then(drawAll, (error) => {
+    const note = document.createElement("p");
+    note.className = "missing";
+    note.textContent = `This browser cannot draw the interactive figures (${error}): use a newer one.`;
+    document.querySelector("header").append(note);
+  });
 })();
