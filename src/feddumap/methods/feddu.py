@@ -57,12 +57,15 @@ DegreeOf = Annotated[
 ]
 
 
+Decay = Annotated[
+    Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
+    Field(description="factor on the server's part, each round; or chosen on held-out server images"),
+]
+
+
 class DynamicUpdate(LabelMix):
     c: Scale = 1.0
-    decay: Annotated[
-        Annotated[float, Field(gt=0, le=1)] | Literal["held-out"],
-        Field(description="factor on the server's part, each round; or chosen on held-out server images"),
-    ] = 0.999
+    decay: Decay = 0.999
     accuracy_weight: Annotated[AccuracyWeight, Field(description="f'(acc): 1 − acc, or 1/(acc + ε)")] = (
         "one_minus"
     )
