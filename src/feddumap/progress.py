@@ -97,12 +97,16 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def side_by_side(summaries: Sequence[dict[str, Any]]) -> None:
-    """Print a table of several runs, with the change from the first to the last."""
+    """Print a table of several runs, with changes against the first."""
+
+    def cell(show: Callable[[Any], str], value: Any, first: Any, change: bool) -> str:
+        if value is None:
+            return "-"
+        return f"{show(value)} ({value / first - 1:+.0%})" if change and first else show(value)
 
     def row(name: str, show: Callable[[Any], str], values: list[Any], change: bool = True) -> list[str]:
-        known = change and None not in values
-        shown = ["-" if value is None else show(value) for value in values]
-        return [name, *shown, f"{values[-1] / values[0] - 1:+.0%}" if known else ""]
+        first, *others = values
+        return [name, cell(show, first, None, change), *(cell(show, each, first, change) for each in others)]
 
     def of(key: str) -> list[Any]:
         return [summary[key] for summary in summaries]
@@ -126,4 +130,4 @@ def side_by_side(summaries: Sequence[dict[str, Any]]) -> None:
         row("sent to devices", console.byte_size, of("bytes_down")),
         row("sent by devices", console.byte_size, of("bytes_up")),
     ]
-    console.table("", ["", *of("method"), "change"], rows)
+    console.table("", ["", *of("method")], rows)

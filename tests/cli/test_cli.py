@@ -238,7 +238,8 @@ def test_demo(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert code == 0
     assert "final accuracy" in printed
     assert "multiply-adds" in printed
-    assert (tmp_path / "demo" / "feddumap" / "summary.json").exists()
+    for name in ("fedavg", "feddumap", "feddumap-cs"):
+        assert (tmp_path / "demo" / name / "summary.json").exists()
 
 
 def test_version_and_module(home: Path) -> None:

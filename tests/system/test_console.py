@@ -50,7 +50,7 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         "bytes_down": 10_000_000,
         "bytes_up": 10_000_000,
     }
-    two = {**one, "method": "feddumap", "clock": 80.0, "macs": 3000, "targets": {"0.4": None, "0.6": None}}
+    two = {**one, "method": "feddumap", "clock": 80.0, "macs": 3000, "targets": {"0.4": None, "0.6": {"clock": 70.0}}}
     progress.side_by_side([one, two])
     rows = {
         line.split("│")[1].strip(): line.split("│")[2:-1]
@@ -58,7 +58,8 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         if "│" in line
     }
     cells = {name: [cell.strip() for cell in row] for name, row in rows.items()}
-    assert cells["total virtual time"] == ["1 min 40 s", "1 min 20 s", "-20%"]
-    assert cells["multiply-adds per image"] == ["4,000", "3,000", "-25%"]
-    assert cells["virtual time to 40.0 %"] == ["40.0 s", "-", ""]
-    assert cells["final accuracy"] == ["50.0 %", "50.0 %", ""]
+    assert cells["total virtual time"] == ["1 min 40 s", "1 min 20 s (-20%)"]
+    assert cells["multiply-adds per image"] == ["4,000", "3,000 (-25%)"]
+    assert cells["virtual time to 40.0 %"] == ["40.0 s", "-"]
+    assert cells["virtual time to 60.0 %"] == ["-", "1 min 10 s"]
+    assert cells["final accuracy"] == ["50.0 %", "50.0 %"]

@@ -1,4 +1,4 @@
-"""`feddumap demo`: FedAvg and FedDUMAP on the embedded digits, small enough for a minute on two cores."""
+"""`feddumap demo`: FedAvg, FedDUMAP and FedDUMAP-CS on the embedded digits, within a minute on two cores."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ INTRODUCTION = """\
 Twenty devices learn to classify handwritten digits. Each device holds only a few of the ten digits, and
 five devices train in each round. FedAvg averages their models. FedDUMAP also trains on the server's
 {images} images (of eight digits), applies momentum, and prunes filters after eight rounds, so that devices
-download and compute less.
+download and compute less. FedDUMAP-CS gives each device 30 of the server's images as well, half as many as it
+holds itself, and trains with a calibrated loss.
 """
 
 
-def configurations(rounds: int) -> tuple[Config, Config]:
-    """The configurations of the two runs, FedAvg's and FedDUMAP's."""
+def configurations(rounds: int) -> tuple[Config, ...]:
+    """The configurations of the runs: FedAvg, FedDUMAP, FedDUMAP-CS."""
     fedavg = Config.parse(
         {
             "data": {
@@ -38,14 +39,18 @@ def configurations(rounds: int) -> tuple[Config, Config]:
             "run": {"targets": [TARGET]},
         }
     )
-    return fedavg, fedavg.replace(method={"name": "feddumap", "prune_round": 8})
+    return (
+        fedavg,
+        fedavg.replace(method={"name": "feddumap", "prune_round": 8}),
+        fedavg.replace(method={"name": "feddumap-cs", "prune_round": 8, "shared_samples": 30}),
+    )
 
 
 def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the runs; default temporary.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 25,
 ) -> None:
-    """Compare FedAvg with FedDUMAP on the embedded handwritten digits, in about a minute."""
+    """Compare FedAvg with FedDUMAP and FedDUMAP-CS on the embedded handwritten digits, in about a minute."""
     import tempfile
 
     forkserver.prepare(None)
@@ -60,12 +65,12 @@ def demo(
         run = api.start(config, folder / name)
         if not summaries:
             console.out.print(INTRODUCTION.format(images=len(run.split.server)))
-        train_with_progress(run, f"{name:8}")
+        train_with_progress(run, f"{name:11}")
         summaries.append(run.summary)
     console.out.print()
     side_by_side(summaries)
     console.out.print(f"Details: feddumap inspect run {folder / 'feddumap'}", markup=False)
     try:
-        report([folder / "fedavg", folder / "feddumap"], folder / "report", figures=False)
+        report([folder / summary["method"] for summary in summaries], folder / "report", figures=False)
     except FeddumapError as error:
         console.say(f"no report was written: {error}")
