@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 import struct
 import sys
 import webbrowser
+from base64 import b64decode
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -58,8 +60,8 @@ def text(made: Path) -> str:
 
 
 def data_in(text: str) -> Any:
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found)
+    (found,) = re.findall(r'<script type="application/octet-stream" id="data">(.*?)</script>', text)
+    return json.loads(gzip.decompress(b64decode(found)))
 
 
 def page_of(runs: list[RecordedRun]) -> str:

@@ -50,7 +50,13 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         "bytes_down": 10_000_000,
         "bytes_up": 10_000_000,
     }
-    two = {**one, "method": "feddumap", "clock": 80.0, "macs": 3000, "targets": {"0.4": None, "0.6": {"clock": 70.0}}}
+    two = {
+        **one,
+        "method": "feddumap",
+        "clock": 80.0,
+        "macs": 3000,
+        "targets": {"0.4": None, "0.6": {"clock": 70.0}},
+    }
     progress.side_by_side([one, two])
     rows = {
         line.split("│")[1].strip(): line.split("│")[2:-1]

@@ -65,6 +65,8 @@ def _draw(folder: Path, value: Content, progress: Progress) -> None:
 
 def html(value: Content, *, figures: bool = True) -> str:
     """The HTML of the page."""
+    from plotly.offline import get_plotlyjs
+
     resources = files("feddumap.report.page")
     css, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     shown = sections(value)
@@ -100,19 +102,17 @@ def html(value: Content, *, figures: bool = True) -> str:
 <main id="main" tabindex="-1">{body}</main>
 </div>
 <footer>Made by feddumap {__version__}.</footer>
-<script type="application/json" id="data">{_script_json(_script_data(value))}</script>
-<script type="application/octet-stream" id="plotly">{_compressed_plotly()}</script>
+<script type="application/octet-stream" id="data">{_packed(_json(_script_data(value)))}</script>
+<script type="application/octet-stream" id="plotly">{_packed(get_plotlyjs())}</script>
 <script>{script}</script>
 </body>
 </html>
 """
 
 
-def _compressed_plotly() -> str:
-    """plotly.js, compressed, in base64: 2 MB instead of 4.8. The page's script decompresses it."""
-    from plotly.offline import get_plotlyjs
-
-    return b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+def _packed(text: str) -> str:
+    """Text compressed, in base64: plotly is 2 MB so instead of 4.8. The page's script decompresses it."""
+    return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _script_data(value: Content) -> dict[str, Any]:
@@ -143,7 +143,5 @@ def _script_data(value: Content) -> dict[str, Any]:
     }
 
 
-def _script_json(value: Any) -> str:
-    """JSON escaped for a script element."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

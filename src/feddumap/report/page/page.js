@@ -1,6 +1,12 @@
 "use strict";
-(() => {
-  const report = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  async function unpacked(id) { // the data and plotly are compressed in the page
+    const text = atob(document.getElementById(id).textContent);
+    const bytes = new Blob([Uint8Array.from(text, (each) => each.charCodeAt(0))]);
+    return new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  const report = JSON.parse(await unpacked("data"));
   const root = document.documentElement;
   const boxes = [...document.querySelectorAll("[data-line]")];
   const shown = (line) => boxes[line].checked;
@@ -231,21 +237,15 @@
     }));
   });
 
-  // plotly, which is in the page compressed
-
-  async function loadPlotly() {
-    const text = atob(document.getElementById("plotly").textContent);
-    const bytes = new Blob([Uint8Array.from(text, (each) => each.charCodeAt(0))]);
-    const script = document.createElement("script");
-    script.textContent = await new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
-    document.head.append(script);
-  }
-
   count();
-  loadPlotly().then(drawAll, (error) => {
-    const note = document.createElement("p");
-    note.className = "missing";
-    note.textContent = `This browser cannot draw the interactive figures (${error}): use a newer one.`;
-    document.querySelector("header").append(note);
-  });
-})();
+  const plotly = document.createElement("script");
+  plotly.textContent = await unpacked("plotly");
+  document.head.append(plotly);
+  drawAll();
+})().catch((error) => {
+  const note = document.createElement("p");
+  note.className = "missing";
+  note.textContent = `This browser cannot draw the interactive figures (${error}): use a newer one.`;
+  document.querySelector("header").append(note);
+  throw error;
+});
