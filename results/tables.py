@@ -23,12 +23,13 @@ from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
 DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
+ALONE = "τ = 1, transfer_on_clock = True, shared_samples = 100"  # the parts of FedDUMAP-CS that are not FedDUMAP
 HEADLINE = {
     "`fedavg`": "FedAvg",
     "`feddumap`": "FedDUMAP, the paper's",
     "`feddumap-c`": "FedDUMAP-C",
     "`feddumap-cs`": "FedDUMAP-CS",
-    "`fedavg` (τ = 0.5)": "FedAvg with `train.calibration=0.5`",
+    f"`data-sharing` ({ALONE})": "calibration and shared images alone",
 }
 SEED = 777  # of the baselines
 

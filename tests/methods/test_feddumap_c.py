@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from feddumap import run as api
-from feddumap.config import Config
+from feddumap.config import Config, MethodConfig
 from feddumap.core.tensors import digest
 from feddumap.data.label_mix import divergence
 from feddumap.methods.feddu import degree_of_devices, effective_share
-from feddumap.methods.registry import RECIPES, compose
+from feddumap.methods.registry import RECIPES, compose, resolve
 from tests.conftest import small
 
 PRUNED = {"prune_round": 1, "rate_nodes": "server"}
@@ -96,7 +96,12 @@ def test_shared_samples_are_sent_once_and_timed(home: object) -> None:
 
 
 def test_the_defaults_of_the_shared_variant() -> None:
-    """Its defaults: a hundred samples, on the clock, and everything else as FedDUMAP-C."""
+    """Its defaults: a hundred samples, on the clock, a shorter server's part, else as FedDUMAP-C."""
     found, plain = (compose(small(method={"name": name})) for name in ("feddumap-cs", "feddumap-c"))
     assert (found.shared, found.shared_on_clock, found.calibration) == (100, True, 1.0)
     assert (plain.shared, plain.shared_on_clock) == (0, False)
+    own, others = (dict(resolve(MethodConfig(name=name)).settings) for name in ("feddumap-cs", "feddumap-c"))
+    assert own.pop("decay") == 0.98
+    assert others.pop("decay") == 0.999
+    shared = {"shared_samples": 100, "transfer_on_clock": True}
+    assert own == {**others, **shared}
