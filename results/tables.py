@@ -23,7 +23,9 @@ from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
 DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
-ALONE = "τ = 1, transfer_on_clock = True, shared_samples = 100"  # the parts of FedDUMAP-CS that are not FedDUMAP
+ALONE = (
+    "τ = 1, transfer_on_clock = True, shared_samples = 100"  # the parts of FedDUMAP-CS that are not FedDUMAP
+)
 HEADLINE = {
     "`fedavg`": "FedAvg",
     "`feddumap`": "FedDUMAP, the paper's",

@@ -254,6 +254,26 @@ def test_names_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
     ElementTree.fromstring(svg)
 
 
+def test_of_many_series_the_best_five_and_the_base_are_shown_first(runs: Path, tmp_path: Path) -> None:
+    """Thirteen series, with accuracies that rise from the first, FedAvg's, to the last."""
+    shutil.copytree(runs / "fedavg-1", tmp_path / "base")
+    for number in range(1, 13):
+        again(runs / "fedavg-1", tmp_path / f"lr-{number:02}", seed=1, add=number / 100)
+        config = tmp_path / f"lr-{number:02}" / "config.toml"
+        config.write_text(config.read_text().replace("lr = 0.05\n", f"lr = 0.{number + 60}\n"))
+    found = find_runs([tmp_path])
+
+    def checked(count: int) -> list[int]:
+        return [int(place) for place in re.findall(r'checked data-line="(\d+)"', page_of(found[:count]))]
+
+    assert checked(12) == list(range(12))
+    labels = [line["label"] for line in data_in(page_of(found))["lines"]]
+    assert [labels[place] for place in checked(13)] == [
+        "fedavg lr=0.05",
+        *(f"fedavg lr=0.{n}" for n in (68, 69, 7, 71, 72)),
+    ]
+
+
 def test_devices_that_were_lost_or_refused(runs: Path, tmp_path: Path, text: str) -> None:
     assert "Missing devices" not in text
     shutil.copytree(runs / "fedavg-1", tmp_path / "run")

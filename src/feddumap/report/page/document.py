@@ -26,6 +26,8 @@ POLICY = (
     "form-action 'none'; base-uri 'none'"
 )
 
+CROWDED = 12  # with more series than this, the page first shows the best five and the base
+
 
 def require_packages(*, figures: bool = True) -> None:
     """Raise an error if the packages that draw the page and its figures are not installed."""
@@ -98,7 +100,7 @@ def html(value: Content, *, figures: bool = True) -> str:
 <noscript><p class="missing">The interactive figures need JavaScript. {elsewhere}</p></noscript>
 </header>
 <div class="layout">
-<aside aria-label="Series">{legend(value.lines)}</aside>
+<aside aria-label="Series">{legend(value.lines, _first_shown(value))}</aside>
 <main id="main" tabindex="-1">{body}</main>
 </div>
 <footer>Made by feddumap {__version__}.</footer>
@@ -115,16 +117,28 @@ def _packed(text: str) -> str:
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
+def _best(value: Content) -> list[int]:
+    """The five series that are best in the last ten rounds."""
+    scores = [mean10.mean if (mean10 := row.accuracy["mean10"]) else 0.0 for row in value.compared.rows]
+    return sorted(range(len(scores)), key=lambda place: -scores[place])[:5]
+
+
+def _first_shown(value: Content) -> set[int]:
+    if len(value.lines) <= CROWDED:
+        return set(range(len(value.lines)))
+    base = [place for place, row in enumerate(value.compared.rows) if row.label == value.compared.base]
+    return {*_best(value), *base}
+
+
 def _script_data(value: Content) -> dict[str, Any]:
     """The data of the page's script."""
 
     def axis(each: charts.Axis) -> dict[str, Any]:
         return {"key": each.key, "title": each.title, "percent": each.percent, "log": each.log}
 
-    scores = [mean10.mean if (mean10 := row.accuracy["mean10"]) else 0.0 for row in value.compared.rows]
     return {
         "lines": charts.line_data(value.lines, value.charts),
-        "best": sorted(range(len(scores)), key=lambda place: -scores[place])[:5],
+        "best": _best(value),
         "faint": FAINT,
         "charts": [
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from html import escape
 
 from feddumap.attacks import hostile_devices
@@ -42,10 +42,11 @@ def swatch(style: Style) -> str:
     )
 
 
-def legend(lines: Sequence[Line]) -> str:
-    """The legend, with a checkbox for each series."""
+def legend(lines: Sequence[Line], shown: Container[int]) -> str:
+    """The legend, with a checkbox for each series; those in `shown` are checked."""
     items = "".join(
-        f'<li><label><input type="checkbox" checked data-line="{place}">{swatch(line.style)}'
+        f'<li><label><input type="checkbox"{" checked" if place in shown else ""} data-line="{place}">'
+        f"{swatch(line.style)}"
         f"<span>{escape(line.label)}</span></label></li>"
         for place, line in enumerate(lines)
     )
