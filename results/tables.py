@@ -24,7 +24,7 @@ from feddumap.system.console import metric
 
 DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
 ALONE = (
-    "τ = 1, transfer_on_clock = True, shared_samples = 100"  # the parts of FedDUMAP-CS that are not FedDUMAP
+    "τ = 1, transfer_on_clock = True, shared_samples = 100"  # what FedDUMAP-CS adds
 )
 HEADLINE = {
     "`fedavg`": "FedAvg",
