@@ -193,6 +193,22 @@ def digits(folder: str) -> str:
     return markdown([*shown, *lines[0][1]], rows)
 
 
+def trials(folder: str) -> str:
+    """The last ten rounds on the server's held-out images, among its classes, and on the test images."""
+    lines = []
+    for each in series(folder):
+        rounds = each.config.train.rounds
+        last = [run.records[-10:] for run in each.runs]
+        within = spread([fmean(record["validation"]["within"] for record in records) for records in last])
+        test = spread([fmean(record["accuracy"] for record in records) for records in last])
+        assert within is not None
+        assert test is not None
+        shown = [name(each), str(rounds), str(len(each.runs)), in_percent(within), in_percent(test)]
+        lines.append((rounds, shown))
+    head = ["method", "rounds", "seeds", "held-out, within the server's classes (%)", "test (%)"]
+    return markdown(head, [shown for _, shown in sorted(lines)])
+
+
 def large_networks() -> str:
     """A few rounds of VGG11 and ResNet18. Seconds are those of rounds that neither prune nor evaluate."""
     lines = []
@@ -241,6 +257,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "full-participation": partial(digits, "full-participation"),
     "classes-per-device": partial(digits, "classes-per-device"),
     "shared-samples": partial(digits, "shared-samples"),
+    "variant": partial(trials, "variant"),
     "missing": missing,
 }
 
