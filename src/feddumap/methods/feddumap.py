@@ -11,9 +11,8 @@ FedDUMAP-C goes beyond the paper in these defaults:
 
 FedDUMAP-CS is FedDUMAP-C whose devices are given `shared_samples` random samples of the server's, once. A
 device of two classes then sees the server's classes beside its own, and learns to tell them apart, which
-calibration alone does not teach it. Since devices train on the server's samples too, the server's own part
-brings speed in the first rounds and a bias to its classes later: with `decay` = 0.98 it ends after some
-200 rounds.
+calibration alone does not teach it. The server's own part brings speed in the first rounds and, since devices
+train on its samples too, costs accuracy later: with `decay` = 0.98 it ends after some 200 rounds.
 """
 
 from __future__ import annotations
