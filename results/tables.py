@@ -23,9 +23,7 @@ from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
 DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
-ALONE = (
-    "τ = 1, transfer_on_clock = True, shared_samples = 100"  # what FedDUMAP-CS adds
-)
+ALONE = "τ = 1, transfer_on_clock = True, shared_samples = 100"  # what FedDUMAP-CS adds
 HEADLINE = {
     "`fedavg`": "FedAvg",
     "`feddumap`": "FedDUMAP, the paper's",
