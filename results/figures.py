@@ -23,7 +23,6 @@ from feddumap.runs.summary import smooth
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MEGABYTES, MINUTES = 1e6, 60.0
 POINTS = 4  # rounds between two points of a line, for small files
-SHOWN = {key: label.replace("`", "") for key, label in (HEADLINE | {"`feddu`": "FedDU"}).items()}
 
 
 def clock(run: RecordedRun) -> np.ndarray:
@@ -51,9 +50,9 @@ def headline(data: str, model: str, target: float) -> Figure:
     """Accuracy over virtual time and over bytes, side by side."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     panels: Sequence = figure.subplots(1, 2, sharey=True)
-    found = {SHOWN[key]: each for each in chosen(data, model) if (key := name(each)) in SHOWN}
+    found = {HEADLINE[key]: each for each in chosen(data, model) if (key := name(each)) in HEADLINE}
     for panel, (title, across) in zip(panels, AXES, strict=True):
-        for place, label in enumerate(SHOWN.values()):
+        for place, label in enumerate(HEADLINE.values()):
             if label not in found:
                 continue
             places, accuracies = curve(found[label], across)

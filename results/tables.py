@@ -243,12 +243,14 @@ def missing() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline-lenet": partial(headline, "cifar10", "lenet"),
+    "headline-cnn": partial(headline, "cifar10", "cnn"),
     "cifar10-lenet": partial(comparison, "cifar10", "lenet"),
     "cifar10-lenet-baselines": partial(baselines, "cifar10", "lenet"),
     "cifar10-lenet-costs": partial(costs, "cifar10", "lenet"),
     "cifar10-lenet-differences": partial(differences, "cifar10", "lenet"),
     "cifar10-cnn": partial(comparison, "cifar10", "cnn"),
     "cifar10-cnn-costs": partial(costs, "cifar10", "cnn"),
+    "cifar10-cnn-differences": partial(differences, "cifar10", "cnn"),
     "cifar100-lenet": partial(comparison, "cifar100", "lenet"),
     "ablations": partial(comparison, "cifar10", "lenet", 200),
     "large-networks": large_networks,
