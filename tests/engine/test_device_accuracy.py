@@ -21,6 +21,7 @@ from feddumap.report.page.sections import content
 from feddumap.report.series import find_runs
 from feddumap.runs.inspect import describe, show
 from feddumap.system import console
+from tests.support.report_runs import page_data
 
 USERS = np.arange(600) % 23
 TEST_USERS = np.random.default_rng(1).integers(-1, 25, 700)  # some nobody's, some of users who do not train
@@ -100,8 +101,7 @@ def test_shown(data: InMemoryDataset, tmp_path: Path, capsys: pytest.CaptureFixt
         printed = " ".join(capsys.readouterr().out.split())
         assert f"mean {console.percent(found['mean'])}, worst tenth" in printed
     page = html(content("devices", find_runs([tmp_path / "run"])), figures=False)
-    start = page.index('id="data">') + len('id="data">')
-    shown = json.loads(page[start : page.index("</script>", start)])
+    shown = page_data(page)
     columns = shown["lines"][0]["accuracy"]["mean"]
     assert columns["device_mean"][-1] == pytest.approx(found["mean"], rel=1e-5)
     assert columns["device_worst"][-1] == pytest.approx(found["worst_tenth"], rel=1e-5)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import shutil
 import struct
 import sys
 import webbrowser
-from base64 import b64decode
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -30,7 +26,7 @@ from feddumap.report.page.sections import content
 from feddumap.report.series import RecordedRun, find_runs, group_runs
 from feddumap.runs.reader import read_records
 from tests.conftest import small
-from tests.support.report_runs import ROUNDS, again, make, write_records
+from tests.support.report_runs import ROUNDS, again, make, page_data, write_records
 
 FIGURES = {"accuracy-round", "accuracy-time-raw", "server-alpha", "cost-down", "pruning", "labels"}
 
@@ -59,11 +55,6 @@ def text(made: Path) -> str:
     return (made / "index.html").read_text()
 
 
-def data_in(text: str) -> Any:
-    (found,) = re.findall(r'<script type="application/octet-stream" id="data">(.*?)</script>', text)
-    return json.loads(gzip.decompress(b64decode(found)))
-
-
 def page_of(runs: list[RecordedRun]) -> str:
     return document.html(content("title", runs))
 
@@ -81,7 +72,7 @@ def test_every_run_and_section_is_there(text: str, runs: Path) -> None:
 
 
 def test_the_curves_are_those_of_the_records(text: str, runs: Path) -> None:
-    data = data_in(text)
+    data = page_data(text)
     one, two = data["lines"]
     assert [one["label"], two["label"]] == ["fedavg", "feddumap"]
     assert (one["colour"], one["dash"], one["marker"]) != (two["colour"], two["dash"], two["marker"])
@@ -120,7 +111,7 @@ def test_a_mean_is_over_finished_seeds_else_over_what_all_have(runs: Path, tmp_p
     assert [len(track.columns["round"]) for track in line.accuracy.seeds] == [4, 4, 2]
     text = page_of(find_runs([tmp_path]))
     assert "unfinished seeds are thin lines" in text
-    assert [track["going"] for track in data_in(text)["lines"][0]["accuracy"]["seeds"]] == [
+    assert [track["going"] for track in page_data(text)["lines"][0]["accuracy"]["seeds"]] == [
         False,
         False,
         True,
@@ -171,7 +162,7 @@ def test_figures_are_valid_and_the_same_again(made: Path, runs: Path) -> None:
 
 def test_every_figure_that_the_page_names_exists(made: Path, text: str) -> None:
     named = set(re.findall(r'href="figures/([\w-]+\.\w+)"', text))
-    for chart in data_in(text)["charts"]:
+    for chart in page_data(text)["charts"]:
         named |= {f"{name}.{kind}" for name in chart["files"].values() for kind in ("png", "svg")}
     assert named == {path.name for path in (made / "figures").iterdir()}
 
@@ -194,7 +185,7 @@ def test_the_page_alone(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_was_pruned(text: str, runs: Path) -> None:
     (pruned,) = [record for record in read_records(runs / "feddumap") if "pruning" in record]
     layers = pruned["pruning"]["layers"]
-    (figure,) = data_in(text)["pruning"]
+    (figure,) = page_data(text)["pruning"]
     (bar,) = figure["data"]
     assert bar["x"] == list(layers)
     assert bar["y"] == pytest.approx(
@@ -248,7 +239,7 @@ def test_names_cannot_break_the_page(runs: Path, tmp_path: Path) -> None:
     found = Loading()
     found.feed(text)
     assert found.scripts == 3
-    label = data_in(text)["lines"][1]["label"]
+    label = page_data(text)["lines"][1]["label"]
     assert label == "feddumap &lt;/script&gt;&lt;b&gt;x&lt;/b&gt;&amp;$a$"
     _, svg = figures.files(figures.drawings(value.lines, value.charts, [], [])["cost-down"])
     ElementTree.fromstring(svg)
@@ -267,7 +258,7 @@ def test_of_many_series_the_best_five_and_the_base_are_shown_first(runs: Path, t
         return [int(place) for place in re.findall(r'checked data-line="(\d+)"', page_of(found[:count]))]
 
     assert checked(12) == list(range(12))
-    labels = [line["label"] for line in data_in(page_of(found))["lines"]]
+    labels = [line["label"] for line in page_data(page_of(found))["lines"]]
     assert [labels[place] for place in checked(13)] == [
         "fedavg lr=0.05",
         *(f"fedavg lr=0.{n}" for n in (68, 69, 7, 71, 72)),
@@ -292,7 +283,7 @@ def test_a_run_that_is_still_going(runs: Path, tmp_path: Path) -> None:
     write_records(tmp_path / "run", read_records(tmp_path / "run")[:2], half='{"round": 2, "accu')
     text = page_of(find_runs([tmp_path]))
     assert text.count(f"in training, 2 of {ROUNDS} rounds") == 2  # at the top, and with the run
-    assert data_in(text)["lines"][0]["accuracy"]["mean"]["round"] == [1, 2]
+    assert page_data(text)["lines"][0]["accuracy"]["mean"]["round"] == [1, 2]
 
 
 def test_a_run_without_an_evaluation(runs: Path, tmp_path: Path) -> None:
@@ -300,7 +291,7 @@ def test_a_run_without_an_evaluation(runs: Path, tmp_path: Path) -> None:
     records = [{**record, "accuracy": None, "loss": None} for record in read_records(tmp_path / "run")]
     write_records(tmp_path / "run", records)
     value = content("title", find_runs([tmp_path]))
-    assert data_in(document.html(value))["lines"][0]["accuracy"]["mean"] == {"round": []}
+    assert page_data(document.html(value))["lines"][0]["accuracy"]["mean"] == {"round": []}
     assert figures.files(figures.drawings(value.lines, value.charts, [], [])["accuracy-time"])[0]
 
 
@@ -309,7 +300,7 @@ def test_data_that_is_not_in_the_cache(runs: Path, tmp_path: Path, monkeypatch: 
     text = page_of(find_runs([runs]))
     assert "Label distribution unavailable: the data set digits is not in the cache" in text
     assert "run `feddumap data get digits` and rerun the report." in text
-    assert data_in(text)["labels"] == []
+    assert page_data(text)["labels"] == []
     assert list(tmp_path.iterdir()) == []  # a report fetches nothing
 
 
@@ -322,7 +313,7 @@ def test_a_hundred_of_many_devices(home: Path, tmp_path: Path) -> None:
     assert mix.shares.sum(axis=1) == pytest.approx(1)
     text = page_of(found)
     assert "100 of 150 devices, evenly spaced." in text
-    (heat, degrees) = data_in(text)["labels"][0]["data"]
+    (heat, degrees) = page_data(text)["labels"][0]["data"]
     assert len(heat["x"]) == len(degrees["y"]) == 102  # the server, and a gap
     assert heat["hovertemplate"].startswith("%{text}")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +41,9 @@ def write_records(run: Path, records: list[dict[str, Any]], half: str = "") -> N
     summary = run / "summary.json"
     if summary.exists():
         summary.write_text(json.dumps({**json.loads(summary.read_text()), "rounds": len(records)}))
+
+
+def page_data(text: str) -> Any:
+    """What the script of a report's page gets, from its HTML."""
+    (found,) = re.findall(r'<script type="application/octet-stream" id="data">(.*?)</script>', text)
+    return json.loads(gzip.decompress(b64decode(found)))
