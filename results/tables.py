@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md and of the README from the finished runs in results/runs.
+"""Writes the tables of docs/results.md, of docs/variants.md and of the README from the finished runs in results/runs.
 
     python results/tables.py            # rewrites the blocks between <!-- table: NAME --> and <!-- end -->
     python results/tables.py --check    # exits with 1 if a document differs from the runs
@@ -22,7 +22,7 @@ from feddumap.runs.summary import reached
 from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
 
-DOCUMENTS = (RESULTS.parent / "docs" / "results.md", RESULTS.parent / "README.md")
+DOCUMENTS = tuple(RESULTS.parent / path for path in ("docs/results.md", "docs/variants.md", "README.md"))
 ALONE = "τ = 1, transfer_on_clock = True, shared_samples = 100"  # what FedDUMAP-CS adds
 HEADLINE = {
     "`fedavg`": "FedAvg",
