@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from feddumap.config import Config, MethodConfig
 from feddumap.methods.registry import RECIPES, compose, resolve
@@ -13,6 +14,7 @@ from feddumap.report.series import Series, find_runs, group_runs
 RESULTS = Path(__file__).parent
 GRIDS = ("grid", "large", "ablations", "cifar100")
 ITEMS = [f"table-{kind}-{data}" for data in ("cifar10", "cifar100") for kind in ("feddumap", "ablation")]
+ABLATIONS = [f"table-{kind}" for kind in ("effective-steps", "accuracy-weight", "c", "server-degree")]
 ROUNDS = 500  # of the paper
 MAIN = ("fedavg", "feddu", "feddum", "fedap", "fedduap", "feddumap", "feddumap-c", "feddumap-cs")
 TARGETS = {  # the paper's
@@ -76,6 +78,13 @@ def of_paper(each: Series, key: str, form: str) -> str:
     return "never" if row[key] != row[key] else format(row[key], form)
 
 
+def paper_ablation(applied: dict[str, Any]) -> str:
+    """The paper's accuracy of FedDU on the CNN where its server update differs by these keys."""
+    wanted = {"model.name": "cnn", "method.name": "feddu", "data.server_fraction": 0.1, **applied}
+    rows = [row for item in map(find_item, ABLATIONS) for table in item.numbers for row in table.dicts()]
+    return next(f"{row['accuracy']:.1%}".rstrip("%") for row in rows if wanted.items() <= row.items())
+
+
 def chosen(data: str, model: str, rounds: int | None = ROUNDS, folders: tuple[str, ...] = ()) -> list[Series]:
     """The series with this data set and model, and this number of rounds if one is given."""
     return [
@@ -86,6 +95,6 @@ def chosen(data: str, model: str, rounds: int | None = ROUNDS, folders: tuple[st
     ]
 
 
-def main_methods(data: str, model: str, rounds: int = ROUNDS) -> list[Series]:
+def main_methods(data: str, model: str) -> list[Series]:
     """The series of FedAvg, the paper's methods and this project's own."""
-    return [each for each in chosen(data, model, rounds) if each.config.method.name in MAIN]
+    return [each for each in chosen(data, model) if each.config.method.name in MAIN]

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md, of docs/variants.md and of the README from the finished runs in results/runs.
+"""Writes the tables of docs/results.md, docs/variants.md and the README from the runs in results/runs.
 
     python results/tables.py            # rewrites the blocks between <!-- table: NAME --> and <!-- end -->
     python results/tables.py --check    # exits with 1 if a document differs from the runs
@@ -14,7 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean
 
-from finished import GRIDS, MAIN, RESULTS, ROUNDS, TARGETS, chosen, main_methods, name, of_paper, series
+from finished import (
+    GRIDS,
+    MAIN,
+    RESULTS,
+    ROUNDS,
+    TARGETS,
+    chosen,
+    main_methods,
+    name,
+    of_paper,
+    paper_ablation,
+    series,
+)
 
 from feddumap.report.comparison import in_bytes, in_percent, in_seconds, in_units, p_value
 from feddumap.report.statistics import RunStatistics, compare, run_statistics, spread, time_to_target
@@ -45,11 +57,11 @@ def accuracy(runs: Sequence[RunStatistics], kind: str) -> str:
     return in_percent(value) if value else "-"
 
 
-def comparison(data: str, model: str, rounds: int = ROUNDS) -> str:
+def comparison(data: str, model: str) -> str:
     """Accuracies, and rounds and time to the paper's target, beside the paper's numbers."""
     target = TARGETS[data, model]
     lines = []
-    for each in main_methods(data, model, rounds):
+    for each in main_methods(data, model):
         runs = [run_statistics(run, [target]) for run in each.runs]
         points = [point["round"] + 1 for run in runs if (point := run.targets[str(target)])]
         lines.append(
@@ -207,6 +219,28 @@ def trials(folder: str) -> str:
     return markdown(head, [shown for _, shown in sorted(lines)])
 
 
+def ablations() -> str:
+    """Early and late accuracy of the server update's variants, one seed each."""
+    target = 0.4
+    lines = []
+    cells = combinations(read(RESULTS / "ablations.toml"))
+    applied = {name_from_values(values): values for values, _ in cells}
+    for each in series("ablations"):
+        (recorded,) = each.runs
+        run = run_statistics(recorded, [target])
+        early = fmean(record["accuracy"] for record in recorded.records[40:50])
+        point = run.targets[str(target)]
+        lines.append(
+            [
+                *(name(each), paper_ablation(applied[recorded.path.name]), f"{100 * early:.2f}"),
+                *(accuracy([run], kind) for kind in ("best_smoothed", "mean10")),
+                str(point["round"] + 1) if point else "never",
+            ]
+        )
+    head = ["method", "paper, CNN (%)", "rounds 41 to 50 (%)", "best smoothed (%)", "last 10 (%)"]
+    return markdown([*head, f"rounds to {100 * target:g} %"], lines)
+
+
 def large_networks() -> str:
     """A few rounds of VGG11 and ResNet18. Seconds are those of rounds that neither prune nor evaluate."""
     lines = []
@@ -252,7 +286,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10-cnn-costs": partial(costs, "cifar10", "cnn"),
     "cifar10-cnn-differences": partial(differences, "cifar10", "cnn"),
     "cifar100-lenet": partial(comparison, "cifar100", "lenet"),
-    "ablations": partial(comparison, "cifar10", "lenet", 200),
+    "cifar100-cnn": partial(comparison, "cifar100", "cnn"),
+    "ablations": ablations,
     "large-networks": large_networks,
     "full-participation": partial(digits, "full-participation"),
     "classes-per-device": partial(digits, "classes-per-device"),
