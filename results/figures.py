@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from comparisons import HEADLINE
 from finished import chosen, name
 from matplotlib.figure import Figure
-from tables import HEADLINE
 
 from feddumap.report.figures import files
 from feddumap.report.lines import style
