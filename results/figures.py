@@ -8,11 +8,12 @@ Lines are smoothed as in the paper; a band is the range over seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from comparisons import HEADLINE
-from finished import chosen, name
+from finished import TARGETS, chosen, name
 from matplotlib.figure import Figure
 
 from feddumap.report.figures import files
@@ -46,7 +47,7 @@ def curve(each: Series, across: Callable[[RecordedRun], np.ndarray]) -> tuple[np
     return places, 100 * np.array(curves)
 
 
-def headline(data: str, model: str, target: float) -> Figure:
+def headline(data: str, model: str) -> Figure:
     """Accuracy over virtual time and over bytes, side by side."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     panels: Sequence = figure.subplots(1, 2, sharey=True)
@@ -63,7 +64,7 @@ def headline(data: str, model: str, target: float) -> Figure:
             )
             panel.plot(places, accuracies.mean(axis=0), color=colour, linewidth=1.3,
                        label=f"{label} ({seeds} seed{'s' if seeds > 1 else ''})")  # fmt: skip
-        panel.axhline(100 * target, color="#888888", linewidth=0.6, linestyle=(0, (4, 3)))
+        panel.axhline(100 * TARGETS[data, model], color="#888888", linewidth=0.6, linestyle=(0, (4, 3)))
         panel.set_xlabel(title)
         panel.set_xlim(left=0)
         panel.set_ylim(bottom=25)
@@ -73,9 +74,9 @@ def headline(data: str, model: str, target: float) -> Figure:
 
 
 def main() -> None:
-    for data, model, target in (("cifar10", "lenet", 0.5), ("cifar10", "cnn", 0.6)):
-        path = IMAGES / f"{data}-{model}.svg"
-        _, svg = files(lambda data=data, model=model, target=target: headline(data, model, target))
+    for model in ("lenet", "cnn"):
+        path = IMAGES / f"cifar10-{model}.svg"
+        _, svg = files(partial(headline, "cifar10", model))
         path.write_bytes(svg)
         print(path)
 

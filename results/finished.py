@@ -18,10 +18,9 @@ ABLATIONS = [f"table-{kind}" for kind in ("effective-steps", "accuracy-weight", 
 ROUNDS = 500  # of the paper
 MAIN = ("fedavg", "feddu", "feddum", "fedap", "fedduap", "feddumap", "feddumap-c", "feddumap-cs")
 TARGETS = {  # the paper's
-    ("cifar10", "lenet"): 0.5,
-    ("cifar10", "cnn"): 0.6,
-    ("cifar100", "lenet"): 0.2,
-    ("cifar100", "cnn"): 0.3,
+    (item.tables["data"]["name"], model): target
+    for item in map(find_item, ITEMS)
+    for model, target in item.targets.items()
 }
 
 
