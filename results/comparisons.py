@@ -151,7 +151,7 @@ def differences(data: str, model: str) -> str:
 
 def against_alone() -> str:
     """FedDUMAP-CS less calibration and shared images alone, means of ten rounds over common seeds."""
-    ends = (25, 50, 100, 200)
+    ends = (25, 50, 100, 200, ROUNDS)
     lines = []
     for model, shown in (("lenet", "LeNet5"), ("cnn", "CNN")):
         found = {name(each): each for each in chosen("cifar10", model)}
@@ -159,10 +159,10 @@ def against_alone() -> str:
         early = [fmean(ten(a, end) - ten(b, end) for a, b in common(own, alone)) for end in ends]
         d = compare([own, alone], [], alone.label).rows[0].difference
         assert d is not None
-        measures = [*(f"{100 * value:+.1f}" for value in early), *points(d)]
+        measures = [*(f"{100 * value:+.1f}" for value in early), *points(d)[1:]]
         sooner = times_sooner(own, alone, TARGETS["cifar10", model])
         lines.append([shown, ", ".join(map(str, d.seeds)), *measures, sooner])
-    head = ["network", "seeds", *(f"round {end}" for end in ends), "round 500", "95 % interval", "p"]
+    head = ["network", "seeds", *(f"round {end}" for end in ends), "95 % interval", "p"]
     return markdown([*head, "sooner at the target"], lines)
 
 
