@@ -44,14 +44,14 @@ $(VENV)/.browser: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	touch $(VENV)/.browser
 
-# The tables and figures of docs/results.md, and a page per network in results/report, from results/runs.
+# The tables and figures of docs/results.md, and the pages in results/report, from results/runs.
+REPORT := $(BIN)/feddumap report --no-figures
 results: $(DEV)
 	$(BIN)/python results/tables.py
 	$(BIN)/python results/figures.py
-	for model in lenet cnn; do \
-	    $(BIN)/feddumap report results/runs/grid/$$model-* --no-figures \
-	        --title "CIFAR-10, $$model" --out results/report/$$model || exit 1; \
-	done
+	$(REPORT) results/runs/grid/lenet-* --title "LeNet5 on CIFAR-10" --out results/report/lenet
+	$(REPORT) results/runs/grid/cnn-* --title "CNN on CIFAR-10" --out results/report/cnn
+	$(REPORT) results/runs/cifar100 --title "CIFAR-100" --out results/report/cifar100
 
 # Every reader of what others may have written, with altered and coverage-guided inputs (atheris).
 FUZZ_SECONDS ?= 300
