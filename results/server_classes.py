@@ -26,6 +26,9 @@ def main() -> None:
         data = catalog.get(config.data)
         server = split(data.train_labels, len(data.classes), config.data, config.run.seed).server
         own = np.isin(data.test_labels, np.unique(data.train_labels[server]))
+        if own.all():
+            print(f"the server has images of all classes: {folder.name}")
+            continue
         accuracies = [
             score_weights(
                 state.architecture,
@@ -35,8 +38,8 @@ def main() -> None:
             ).accuracy
             for which in (own, ~own)
         ]
-        shown = " and ".join(f"{100 * accuracy:.1f} %" for accuracy in accuracies)
-        print(f"{shown} on the other classes: {folder.name}, round {state.round}")
+        shown = " on the server's classes, ".join(f"{100 * accuracy:.1f} %" for accuracy in accuracies)
+        print(f"{shown} on the others: {folder.name}, round {state.round}")
 
 
 if __name__ == "__main__":
