@@ -105,7 +105,9 @@ def headline(data: str, model: str) -> str:
         runs = [run_statistics(run, [target]) for run in each.runs]
         reach = time_to_target(runs, target)
         sent = [
-            sum(record["bytes_down"] + record["bytes_up"] for record in run.records[: point["round"] + 1])
+            sum(
+                record["bytes_down"] + record["bytes_up"] for record in run.records[: int(point["round"]) + 1]
+            )
             for run in each.runs
             if (point := reached(run.records, target)) is not None
         ]
@@ -147,6 +149,16 @@ def differences(data: str, model: str) -> str:
             lines.append([name(each), seeds, *points(d), p_value(d.holm), sooner])
     head = ["method", "seeds", "points above FedAvg", "95 % interval", "p", "p (Holm)"]
     return markdown([*head, "sooner at the target"], lines)
+
+
+def course(data: str, model: str) -> str:
+    """Test accuracies on the way: means of the ten rounds up to a round, over seeds."""
+    ends = (25, 50, 75, 100, 200, 300, ROUNDS)
+    lines = []
+    for each in main_methods(data, model):
+        found = [spread([ten(run, end) for run in each.runs]) for end in ends]
+        lines.append([name(each), *(in_percent(value) for value in found if value)])
+    return markdown(["rounds", *map(str, ends)], lines)
 
 
 def against_alone() -> str:

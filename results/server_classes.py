@@ -11,35 +11,21 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
-from feddumap.data.partition import split
-from feddumap.data.sources import catalog
-from feddumap.runs.reader import read_checkpoint, read_config
-from feddumap.training.evaluation import score_weights
-from feddumap.training.samples import Samples
+from checkpoints import newest
 
 
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
-        config = read_config(folder)
-        state = read_checkpoint(max(folder.glob("checkpoint-*.json"))).state
-        data = catalog.get(config.data)
-        server = split(data.train_labels, len(data.classes), config.data, config.run.seed).server
-        own = np.isin(data.test_labels, np.unique(data.train_labels[server]))
+        data, made, last, score = newest(folder)
+        own = np.isin(data.test_labels, np.unique(data.train_labels[made.server]))
         if own.all():
             print(f"the server has images of all classes: {folder.name}")
             continue
-        accuracies = [
-            score_weights(
-                state.architecture,
-                state.weights,
-                Samples.take(data.test_inputs, data.test_labels, np.flatnonzero(which)),
-                config,
-            ).accuracy
-            for which in (own, ~own)
-        ]
-        shown = " on the server's classes, ".join(f"{100 * accuracy:.1f} %" for accuracy in accuracies)
-        print(f"{shown} on the others: {folder.name}, round {state.round}")
+        on_own, on_others = (
+            100 * score(data.test_inputs, data.test_labels, np.flatnonzero(which)) for which in (own, ~own)
+        )
+        shown = f"{on_own:.1f} % on the server's classes, {on_others:.1f} % on the others"
+        print(f"{shown}: {folder.name}, round {last}")
 
 
 if __name__ == "__main__":

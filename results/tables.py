@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from comparisons import against_alone, baselines, comparison, costs, differences, headline
+from comparisons import against_alone, baselines, comparison, costs, course, differences, headline
 from finished import RESULTS
 from trials import ablations, digits, large_networks, missing, trials
 
@@ -29,6 +29,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10-cnn": partial(comparison, "cifar10", "cnn"),
     "cifar10-cnn-costs": partial(costs, "cifar10", "cnn"),
     "cifar10-cnn-differences": partial(differences, "cifar10", "cnn"),
+    "cifar10-lenet-course": partial(course, "cifar10", "lenet"),
+    "cifar10-cnn-course": partial(course, "cifar10", "cnn"),
+    "cifar100-lenet-course": partial(course, "cifar100", "lenet"),
     "against-alone": against_alone,
     "cifar100-lenet": partial(comparison, "cifar100", "lenet"),
     "cifar100-cnn": partial(comparison, "cifar100", "cnn"),

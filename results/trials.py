@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
-from comparisons import accuracy, markdown
-from finished import GRIDS, RESULTS, name, paper_ablation, series
+from comparisons import SEED, accuracy, markdown, ten
+from finished import GRIDS, RESULTS, chosen, name, paper_ablation, paper_numbers, series
 
 from feddumap.report.comparison import in_percent
+from feddumap.report.series import Series
 from feddumap.report.statistics import run_statistics, spread
 from feddumap.sweep.grid import combinations, name_from_values, read
 from feddumap.system.console import metric
@@ -61,21 +63,25 @@ def ablations() -> str:
     target = 0.4
     lines = []
     cells = combinations(read(RESULTS / "ablations.toml"))
-    applied = {name_from_values(values): values for values, _ in cells}
-    for each in series("ablations"):
+    paper = {name_from_values(values): paper_ablation(values) for values, _ in cells}
+    of_fedavg = f"{100 * paper_numbers()['cifar10', 'cnn', 'fedavg']['accuracy']:.1f}"
+    for each in [*series("ablations"), fedavg()]:
         (recorded,) = each.runs
         run = run_statistics(recorded, [target])
-        early = fmean(record["accuracy"] for record in recorded.records[40:50])
         point = run.targets[str(target)]
-        lines.append(
-            [
-                *(name(each), paper_ablation(applied[recorded.path.name]), f"{100 * early:.2f}"),
-                *(accuracy([run], kind) for kind in ("best_smoothed", "mean10")),
-                str(point["round"] + 1) if point else "never",
-            ]
-        )
+        accuracies = [f"{100 * ten(recorded, 50):.2f}"]
+        accuracies += [accuracy([run], kind) for kind in ("best_smoothed", "mean10")]
+        rounds = str(point["round"] + 1) if point else "never"
+        lines.append([name(each), paper.get(recorded.path.name, of_fedavg), *accuracies, rounds])
     head = ["method", "paper, CNN (%)", "rounds 41 to 50 (%)", "best smoothed (%)", "last 10 (%)"]
     return markdown([*head, f"rounds to {100 * target:g} %"], lines)
+
+
+def fedavg() -> Series:
+    """FedAvg as far as the ablations go. It is not concerned by the server's data."""
+    plain = next(each for each in chosen("cifar10", "lenet") if name(each) == "`fedavg`")
+    run = next(run for run in plain.runs if run.seed == SEED)
+    return replace(plain, runs=(replace(run, records=run.records[:200]),))
 
 
 def large_networks() -> str:
