@@ -16,13 +16,15 @@ from checkpoints import newest
 
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
-        data, made, last, score = newest(folder)
-        own = np.isin(data.test_labels, np.unique(data.train_labels[made.server]))
+        run = newest(folder)
+        data, last = run.data, run.state.round
+        own = np.isin(data.test_labels, np.unique(data.train_labels[run.split.server]))
         if own.all():
             print(f"the server has images of all classes: {folder.name}")
             continue
         on_own, on_others = (
-            100 * score(data.test_inputs, data.test_labels, np.flatnonzero(which)) for which in (own, ~own)
+            100 * run.score(data.test_inputs, data.test_labels, np.flatnonzero(which))
+            for which in (own, ~own)
         )
         shown = f"{on_own:.1f} % on the server's classes, {on_others:.1f} % on the others"
         print(f"{shown}: {folder.name}, round {last}")

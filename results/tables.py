@@ -32,6 +32,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10-lenet-course": partial(course, "cifar10", "lenet"),
     "cifar10-cnn-course": partial(course, "cifar10", "cnn"),
     "cifar100-lenet-course": partial(course, "cifar100", "lenet"),
+    "cifar100-cnn-course": partial(course, "cifar100", "cnn"),
+    "cifar100-lenet-costs": partial(costs, "cifar100", "lenet"),
+    "cifar100-cnn-costs": partial(costs, "cifar100", "cnn"),
     "against-alone": against_alone,
     "cifar100-lenet": partial(comparison, "cifar100", "lenet"),
     "cifar100-cnn": partial(comparison, "cifar100", "cnn"),
@@ -41,6 +44,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "classes-per-device": partial(digits, "classes-per-device"),
     "shared-samples": partial(digits, "shared-samples"),
     "variant": partial(trials, "variant"),
+    "cifar100-variant": partial(trials, "cifar100-variant"),
     "missing": missing,
 }
 

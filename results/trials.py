@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -43,19 +44,29 @@ def digits(folder: str) -> str:
 
 
 def trials(folder: str) -> str:
-    """The last ten rounds on the server's held-out images, among its classes, and on the test images."""
+    """The last ten rounds on the test images, and on the server's held-out images among its classes."""
+    found = series(folder)
+    held_out = all(each.config.data.validation for each in found)
     lines = []
-    for each in series(folder):
-        rounds = each.config.train.rounds
+    for each in found:
         last = [run.records[-10:] for run in each.runs]
-        within = spread([fmean(record["validation"]["within"] for record in records) for records in last])
-        test = spread([fmean(record["accuracy"] for record in records) for records in last])
-        assert within is not None
-        assert test is not None
-        shown = [name(each), str(rounds), str(len(each.runs)), in_percent(within), in_percent(test)]
+        rounds = each.config.train.rounds
+        shown = [name(each), str(rounds), str(len(each.runs))]
+        if held_out:
+            within = [fmean(record["validation"]["within"] for record in records) for records in last]
+            shown.append(percent(within))
+        shown.append(percent([fmean(record["accuracy"] for record in records) for records in last]))
         lines.append((rounds, shown))
-    head = ["method", "rounds", "seeds", "held-out, within the server's classes (%)", "test (%)"]
+    column = ["held-out, within the server's classes (%)"] if held_out else []
+    head = ["method", "rounds", "seeds", *column, "test (%)"]
     return markdown(head, [shown for _, shown in sorted(lines)])
+
+
+def percent(accuracies: Sequence[float]) -> str:
+    """Accuracies over seeds."""
+    value = spread(accuracies)
+    assert value is not None
+    return in_percent(value)
 
 
 def ablations() -> str:

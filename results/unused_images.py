@@ -19,12 +19,13 @@ from checkpoints import newest
 
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
-        data, made, last, score = newest(folder)
-        used = np.concatenate([made.indices, made.server])
+        run = newest(folder)
+        data, last = run.data, run.state.round
+        used = np.concatenate([run.split.indices, run.split.server])
         indices = np.setdiff1d(np.arange(len(data.train_labels)), used)
         labels = data.train_labels[indices]
         accuracies = [
-            score(data.train_inputs, data.train_labels, indices[labels == label])
+            run.score(data.train_inputs, data.train_labels, indices[labels == label])
             for label in range(len(data.classes))
         ]
         print(f"{100 * fmean(accuracies):.2f} %  {folder.name}, round {last}, {len(indices)} images")
