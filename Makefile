@@ -49,9 +49,10 @@ REPORT := $(BIN)/feddumap report --no-figures
 results: $(DEV)
 	$(BIN)/python results/tables.py
 	$(BIN)/python results/figures.py
-	$(REPORT) results/runs/grid/lenet-* --title "LeNet5 on CIFAR-10" --out results/report/lenet
-	$(REPORT) results/runs/grid/cnn-* --title "CNN on CIFAR-10" --out results/report/cnn
-	$(REPORT) results/runs/cifar100 --title "CIFAR-100" --out results/report/cifar100
+	$(REPORT) results/runs/grid/lenet-* --title "LeNet5 on CIFAR-10" --out results/report/cifar10-lenet
+	$(REPORT) results/runs/grid/cnn-* --title "CNN on CIFAR-10" --out results/report/cifar10-cnn
+	$(REPORT) results/runs/cifar100/lenet-* --title "LeNet5 on CIFAR-100" --out results/report/cifar100-lenet
+	$(REPORT) results/runs/cifar100/cnn-* --title "CNN on CIFAR-100" --out results/report/cifar100-cnn
 
 # Every reader of what others may have written, with altered and coverage-guided inputs (atheris).
 FUZZ_SECONDS ?= 300
