@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,6 +38,7 @@ from tests.support.flower import alike
 from tests.support.flower_grid import FakeGrid
 from tests.support.methods import outcome, resumed
 from tests.support.oracles import augmentation, taken
+from tests.support.runs import wait_for_records
 
 PAGE = (Path(__file__).parents[1] / "docs" / "your-method.md").read_text()
 BLOCKS = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL)
@@ -205,7 +205,7 @@ def test_left_and_resumed(user: Path, tmp_path: Path, method: str) -> None:
 
 def test_killed_in_one_process_and_resumed_in_another(user: Path, tmp_path: Path) -> None:
     """FedDyn, which has a state on the server and on devices, on two workers, from the command line."""
-    config = config_of("my_feddyn:feddyn", train={"rounds": 6, "epochs": 2})
+    config = config_of("my_feddyn:feddyn", train={"rounds": 6, "epochs": 10})
     (tmp_path / "config.toml").write_text(
         "\n".join(
             f"{section}.{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
@@ -225,9 +225,7 @@ def test_killed_in_one_process_and_resumed_in_another(user: Path, tmp_path: Path
         str(directory),
     ]
     process = subprocess.Popen(train, stderr=subprocess.PIPE, text=True)
-    records, until = directory / "records.jsonl", time.monotonic() + 60
-    while time.monotonic() < until and not (records.exists() and records.read_bytes().count(b"\n") >= 2):
-        time.sleep(0.01)
+    wait_for_records(directory, 2)
     os.kill(process.pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL, errors

@@ -238,7 +238,7 @@ def test_workers_end_with_their_parent(home: Path, tmp_path: Path) -> None:
     """A parent killed by SIGKILL leaves no process behind, even in the middle of a device."""
     script = (
         "from feddumap import run as api\nfrom tests.conftest import small\n"
-        "run = api.start(small(run={'workers': 2}, train={'epochs': 500, 'rounds': 1}))\n"
+        "run = api.start(small(run={'workers': 2}, train={'epochs': 100_000, 'rounds': 1}))\n"
         "engine = run._engine()\nprint(*engine.pids, flush=True)\n"
         "from feddumap.engine.rounds import broadcast_of\n"
         "list(engine.train(broadcast_of(run.state, run.config), [0, 1]))\n"

@@ -26,7 +26,7 @@ from feddumap.runs.reader import read_checkpoint, read_records
 from feddumap.runs.summary import accuracies, reached, smooth
 from feddumap.system import atomic_files
 from tests.conftest import small
-from tests.support.runs import interrupted
+from tests.support.runs import interrupted, wait_for_records
 
 
 def finished(directory: Path) -> tuple[str, float, list[dict[str, Any]]]:
@@ -201,7 +201,7 @@ SETTINGS = [
     "model.name=lenet",
     "train.rounds=5",
     "train.cohort=3",
-    "train.epochs=30",
+    "train.epochs=100",
     "train.batch=8",
     "train.lr=0.05",
 ]
@@ -227,16 +227,17 @@ def reference(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize(
-    ("how", "workers", "delay", "code"),
+    ("how", "workers", "part", "code"),
     [
-        pytest.param(signal.SIGKILL, 2, 0.15, -9, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 2, 0.2, 130, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 1, 0.4, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 2, 0.2, -9, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, 0.4, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, 0.6, 143, marks=pytest.mark.slow),
     ],
 )
 def test_killed_in_the_middle_of_a_round(
-    home: Path, reference: Path, tmp_path: Path, how: signal.Signals, workers: int, delay: float, code: int
+    home: Path, reference: Path, tmp_path: Path, how: signal.Signals, workers: int, part: float, code: int
 ) -> None:
+    """When about this part of the third of five rounds is over."""
     directory = tmp_path / "killed"
     process = subprocess.Popen(
         train_command(directory, workers),
@@ -245,11 +246,8 @@ def test_killed_in_the_middle_of_a_round(
         # a test run in the background of a shell inherits an ignored Ctrl-C
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    records = directory / "records.jsonl"
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (records.exists() and records.read_bytes().count(b"\n") >= 2):
-        time.sleep(0.01)
-    time.sleep(delay)
+    first, second = (wait_for_records(directory, count) for count in (1, 2))
+    time.sleep(part * (second - first))
     os.kill(process.pid, how)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,12 @@ def interrupted(config: Config, directory: Path, rounds: int) -> None:
         next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     run.close()
+
+
+def wait_for_records(directory: Path, count: int) -> float:
+    """Wait until another process has written so many records; returns when that was seen."""
+    records, until = directory / "records.jsonl", time.monotonic() + 60
+    while not (records.exists() and records.read_bytes().count(b"\n") >= count):
+        assert time.monotonic() < until, f"{directory} has fewer than {count} records after a minute"
+        time.sleep(0.002)
+    return time.monotonic()
