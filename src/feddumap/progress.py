@@ -6,11 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from feddumap.run import Run
 from feddumap.runs.inspect import devices_text
 from feddumap.system import console
+
+
+TEXT_WIDTH = 72  # of what stands beside the bar
+
+
+class _StatusColumn(ProgressColumn):
+    """The only text that is shortened where the terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
 
 
 def follow(run: Run, name: str = "") -> None:
@@ -19,6 +31,10 @@ def follow(run: Run, name: str = "") -> None:
         _follow_live(run, name)
     else:
         _follow_log(run, name)
+
+
+def _label(name: str, rounds: int, total: int) -> str:
+    return f"{name} round {rounds}/{total}".strip()
 
 
 def _status(run: Run) -> str:
@@ -31,17 +47,14 @@ def _follow_live(run: Run, name: str) -> None:
     total = run.rounds
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}"),
-        TimeElapsedColumn(),
+        BarColumn(bar_width=min(40, max(4, console.out.width - TEXT_WIDTH))),
+        _StatusColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
     with Progress(*columns, console=console.out, speed_estimate_period=600) as progress:
         start, pace = run.state.round, console.Pace()
-        bar = progress.add_task(
-            f"{name} round {start}/{total}".strip(), total=total, completed=start, status="starting"
-        )
+        bar = progress.add_task(_label(name, start, total), total=total, completed=start, status="starting")
 
         def show(what: str, done: int, whole: int) -> None:
             if what == "devices":
@@ -51,8 +64,9 @@ def _follow_live(run: Run, name: str) -> None:
 
         for record in run.iterate(show):
             number = record["round"] + 1
-            label = f"{name} round {number}/{total}".strip()
-            progress.update(bar, completed=number, description=label, status=_status(run))
+            progress.update(
+                bar, completed=number, description=_label(name, number, total), status=_status(run)
+            )
 
 
 def _follow_log(run: Run, name: str) -> None:
@@ -70,7 +84,7 @@ def _follow_log(run: Run, name: str) -> None:
         number, now = record["round"] + 1, time.monotonic()
         if number == first + 1 or number == total or now - printed >= console.LOG_EVERY:
             left = (now - began) / (number - first) * (total - number)
-            label = f"{name} round {number}/{total}".strip()
+            label = _label(name, number, total)
             console.out.print(f"{label} · {_status(run)} · left {console.duration(left)}")
             printed = now
 
