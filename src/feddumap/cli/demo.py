@@ -15,11 +15,11 @@ from feddumap.errors import FeddumapError
 
 TARGET = 0.8
 INTRODUCTION = (
-    "Twenty devices learn to classify handwritten digits. Each device holds only a few of the ten digits, and "
-    "five devices train in each round. FedAvg averages their models. FedDUMAP also trains on the server's "
-    "{images} images (of eight digits), applies momentum, and prunes filters after eight rounds, so that "
-    "devices download and compute less. FedDUMAP-CS gives each device 30 of the server's images as well, half "
-    "as many as it holds itself, and trains with a calibrated loss.\n"
+    "Twenty devices learn to classify handwritten digits. Each device holds only a few of the ten digits, "
+    "and five devices train in each round. FedAvg averages their models. FedDUMAP also trains on the "
+    "server's {images} images (of eight digits), applies momentum, and prunes filters after eight rounds, so "
+    "that devices download and compute less. FedDUMAP-CS gives each device 30 of the server's images as "
+    "well, half as many as it holds itself, and trains with a calibrated loss.\n"
 )
 
 
