@@ -14,7 +14,6 @@ from feddumap.run import Run
 from feddumap.runs.inspect import devices_text
 from feddumap.system import console
 
-
 TEXT_WIDTH = 72  # of what stands beside the bar
 
 
