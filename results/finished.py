@@ -13,6 +13,7 @@ from feddumap.report.series import Series, find_runs, group_runs
 
 RESULTS = Path(__file__).parent
 GRIDS = ("grid", "large", "ablations", "cifar100")
+TRIALS = ("variant", "cifar100-variant", "classes-per-device", "shared-samples", "full-participation")
 ITEMS = [f"table-{kind}-{data}" for data in ("cifar10", "cifar100") for kind in ("feddumap", "ablation")]
 ABLATIONS = [f"table-{kind}" for kind in ("effective-steps", "accuracy-weight", "c", "server-degree")]
 ROUNDS = 500  # of the paper

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from comparisons import SEED, accuracy, markdown, ten
-from finished import GRIDS, RESULTS, chosen, name, paper_ablation, paper_numbers, series
+from finished import GRIDS, RESULTS, TRIALS, chosen, name, paper_ablation, paper_numbers, series
 
 from feddumap.report.comparison import in_percent
 from feddumap.report.series import Series
@@ -116,9 +116,9 @@ def large_networks() -> str:
 
 def missing() -> str:
     """What is finished of the grids and how long it took, run after run, and what is not finished."""
-    walls = {run.path: run.records[-1]["wall"] for each in series() for run in each.runs}
     lines = []
-    for grid in GRIDS:
+    for grid in (*GRIDS, *TRIALS):
+        walls = {run.path: run.records[-1]["wall"] for each in series(grid) for run in each.runs}
         names = [name_from_values(applied) for applied, _ in combinations(read(RESULTS / f"{grid}.toml"))]
         folders = [RESULTS / "runs" / grid / name for name in names]
         done = [walls[path] for path in folders if path in walls]
