@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from feddumap.config import Config
-from feddumap.core.messages import CIFAR_INPUT, Answer, Broadcast, Question, Upload
+from feddumap.core.messages import CIFAR_INPUT, Answer, Broadcast, InputSpec, Question, Upload
 from feddumap.core.tensors import digest
 from feddumap.device.surveys import SURVEYS, Survey
 from feddumap.flower import codec, handshake, replies, requests
@@ -95,12 +95,12 @@ def test_a_request_comes_back() -> None:
     assert (broadcast.round, broadcast.lr, broadcast.architecture) == (3, 0.05, SHAPE)
     for group in ("weights", "extra", "mask"):
         assert digest(getattr(broadcast, group)) == digest(getattr(MESSAGE, group))
-    found = requests.read_shared(content, CIFAR_INPUT)
+    found = requests.read_shared(content, CIFAR_INPUT, 10)
     assert isinstance(found, Samples)
     assert torch.equal(found.inputs, shared.inputs)
     assert torch.equal(found.targets, shared.targets)
     plain = requests.pack_request(replace(REQUEST, question=None), requests.pack_broadcast(MESSAGE))
-    assert requests.read_shared(plain, CIFAR_INPUT) is None
+    assert requests.read_shared(plain, CIFAR_INPUT, 10) is None
     assert requests.read_request(plain) == replace(REQUEST, question=None)
 
 
@@ -382,9 +382,89 @@ def test_bad_broadcasts_are_refused() -> None:
     content = RecordDict(
         {**codec.pack(gift={"inputs": torch.zeros(2, 32, 32, 3), "labels": torch.arange(2)})}
     )
-    found = requests.read_shared(content, CIFAR_INPUT)
+    found = requests.read_shared(content, CIFAR_INPUT, 10)
     assert isinstance(found, Refused)
     assert "not samples (image 3×32×32)" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("given_input", "inputs", "labels", "reason"),
+    [
+        (
+            CIFAR_INPUT,
+            torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+            [99, 0],
+            "labels that are not from 0 to 9",
+        ),
+        (
+            CIFAR_INPUT,
+            torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+            [-1, 0],
+            "labels that are not from 0 to 9",
+        ),
+        (
+            InputSpec("tokens", (2,), vocabulary=5),
+            torch.tensor([[0, 5]]),
+            [0],
+            "tokens that are not from 0 to 4",
+        ),
+        (InputSpec("tokens", (2,), vocabulary=5), torch.tensor([[-1, 4]]), [0], "tokens that are not from 0"),
+        (InputSpec("numbers", (2,)), torch.tensor([[0.0, torch.nan]]), [0], "not finite"),
+    ],
+)
+def test_bad_shared_samples_are_refused(
+    given_input: InputSpec, inputs: torch.Tensor, labels: list[int], reason: str
+) -> None:
+    content = RecordDict({**codec.pack(gift={"inputs": inputs, "labels": torch.tensor(labels)})})
+    found = requests.read_shared(content, given_input, 10)
+    assert isinstance(found, Refused)
+    assert reason in found.reason
+    sound = RecordDict(
+        {**codec.pack(gift={"inputs": torch.zeros_like(inputs), "labels": torch.tensor([9] * len(labels))})}
+    )
+    assert isinstance(requests.read_shared(sound, given_input, 10), Samples)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"crop": 33}, "crop is 33"),
+        ({"crop": 10**12}, "crop is"),
+        ({"kind": "numbers", "crop": 1, "flip": False}, "crop is 1"),
+        ({"kind": "numbers", "crop": 0, "flip": True}, "flip True"),
+        ({"vocabulary": 5}, "vocabulary is 5"),
+        ({"kind": "tokens", "shape": [4], "crop": 0, "flip": False}, "vocabulary is 0"),
+        ({"kind": "tokens", "shape": [4], "crop": 0, "flip": False, "vocabulary": 2**31}, "vocabulary is"),
+        ({"mean": [0.5], "std": [0.0]}, "std is not positive"),
+        ({"mean": [0.5], "std": [-1.0]}, "std is not positive"),
+        ({"mean": [0.5], "std": [float("inf")]}, "not finite"),
+        ({"mean": [True], "std": [1.0]}, "not finite"),
+        ({"mean": [0.5, 0.5], "std": [1.0, 1.0]}, "2 and 2 numbers"),
+        ({"mean": [0.5]}, "1 and 0 numbers"),
+    ],
+)
+def test_inputs_that_no_data_set_has_are_errors(changes: dict[str, Any], reason: str) -> None:
+    """So a request with one is refused, before a network is built from it."""
+    value = {**CIFAR_INPUT.to_json(), **changes}
+    with pytest.raises(ValueError, match=reason):
+        InputSpec.from_json(value)
+    text = json.dumps({**SHAPE.to_json(), "input": value})
+    found = requests.read_request(request_with(architecture=text))
+    assert isinstance(found, Refused)
+
+
+@pytest.mark.parametrize(
+    "given_input",
+    [
+        CIFAR_INPUT,
+        InputSpec("image", (1, 1, 5), crop=1, mean=(0.5,), std=(0.1,)),
+        InputSpec("image", (3, 8, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3)),
+        InputSpec("numbers", (7,), mean=(0.0,) * 7, std=(1.0,) * 7),
+        InputSpec("tokens", (4,), vocabulary=257),
+    ],
+)
+def test_inputs_come_back(given_input: InputSpec) -> None:
+    assert InputSpec.from_json(json.loads(json.dumps(given_input.to_json()))) == given_input
 
 
 @settings(max_examples=150)

@@ -87,12 +87,31 @@ class InputSpec:
         counts = all(
             type(value.get(key, 0)) is int and value.get(key, 0) >= 0 for key in ("crop", "vocabulary")
         )
-        normal = all(isinstance(number, int | float) for key in ("mean", "std") for number in tuples[key])
-        if not (whole and counts and normal and isinstance(value.get("flip", False), bool)):
+        if not (whole and counts and isinstance(value.get("flip", False), bool)):
             raise ValueError("an input whose sizes are not positive integers")
         if not tuples["shape"] or (value["kind"] == "image" and len(tuples["shape"]) != 3):
             raise ValueError(f"an input of the shape {tuples['shape']}")
-        return InputSpec(**{**value, **tuples})
+        found = InputSpec(**{**value, **tuples})
+        if fault := _input_fault(found):
+            raise ValueError(f"an input whose {fault}")
+        return found
+
+
+def _input_fault(given: InputSpec) -> str | None:
+    """What no data set of this kind and shape has."""
+    image, tokens = given.kind == "image", given.kind == "tokens"
+    if given.crop > (min(given.shape[1:]) if image else 0) or (given.flip and not image):
+        return f"crop is {given.crop} and flip {given.flip}"
+    if given.vocabulary >= 2**31 or (given.vocabulary > 0) != tokens:
+        return f"vocabulary is {given.vocabulary}"
+    channels = given.shape[0] if len(given.shape) == 3 else given.shape[-1]
+    numbers = [*given.mean, *given.std]
+    lengths = {len(given.mean), len(given.std)}
+    if len(lengths) > 1 or not lengths <= ({0} if tokens else {0, 1, channels}):
+        return f"mean and std have {len(given.mean)} and {len(given.std)} numbers"
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        return "mean or std is not finite"
+    return None if all(number > 0 for number in given.std) else "std is not positive"
 
 
 CIFAR_INPUT = InputSpec("image", (3, 32, 32), crop=4, flip=True)

@@ -93,12 +93,25 @@ def from_json(value: Mapping[str, Any], devices: int, classes: int) -> Census:
             raise ValueError(f"it is of {str(value['devices'])[:20]} devices, expected {devices}")
         samples = np.zeros(devices, dtype=np.int64)
         for device, count in value["samples"].items():
-            samples[int(device)] = int(count)
+            if type(count) is not int or count <= 0:
+                raise ValueError(f"device {device[:20]} has {str(count)[:20]} samples")
+            samples[_index(device, devices)] = count
         if "labels" not in value:
             return Census(samples)
-        counts = np.zeros((len(samples), classes))
+        if value["labels"].keys() != value["samples"].keys():
+            raise ValueError("its labels are not those of the devices that it has samples of")
+        counts = np.zeros((devices, classes))
         for device, row in value["labels"].items():
-            counts[int(device)] = row
+            if len(row) != classes or not all(type(n) in (int, float) and 0 <= n < np.inf for n in row):
+                raise ValueError(f"the labels of device {device} are not {classes} non-negative numbers")
+            counts[_index(device, devices)] = row
     except (KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"it is no census ({error})") from None
     return Census(samples, counts)
+
+
+def _index(device: str, devices: int) -> int:
+    """The number of a device, as JSON's keys have it."""
+    if not device.isascii() or not device.isdecimal() or int(device) >= devices:
+        raise ValueError(f"it has a device {device[:20]!r} of {devices}")
+    return int(device)

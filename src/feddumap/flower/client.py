@@ -92,7 +92,7 @@ def train(content: RecordDict, node: Node) -> RecordDict:
 def _trained(content: RecordDict, node: Node) -> tuple[Upload, Broadcast, Request]:
     """Train for a round. The device's state stays in its folder."""
     request, broadcast = _read(content, node)
-    shared = _valid(requests.read_shared(content, request.architecture.input))
+    shared = _valid(requests.read_shared(content, request.architecture.input, request.architecture.classes))
     if shared is not None:
         save_shared(node, request.token, shared)
     store = FileStore(node.folder(request.token))

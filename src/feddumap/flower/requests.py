@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from feddumap.config import Config
@@ -169,7 +170,7 @@ def _masks(weights: Forms) -> Callable[[Forms], str | None]:
 
 
 @reader
-def read_shared(content: RecordDict, given: InputSpec) -> Samples | None:
+def read_shared(content: RecordDict, given: InputSpec, classes: int) -> Samples | None:
     """The samples that the server shares, if the message has any; `given` is their form."""
     if "gift" not in content:
         return None
@@ -182,4 +183,15 @@ def read_shared(content: RecordDict, given: InputSpec) -> Samples | None:
         return None if fits else f"are not samples ({given.describe()}) with a label each"
 
     tensors = codec.unpack(content, "gift", check)
-    return Samples(tensors["inputs"], tensors["labels"])
+    inputs, labels = tensors["inputs"], tensors["labels"]
+    if not all_finite({"inputs": inputs}):
+        raise RefusedError("its gift is not finite")
+    if given.kind == "tokens":
+        _require_below(given.vocabulary, inputs, "tokens")
+    _require_below(classes, labels, "labels")
+    return Samples(inputs, labels)
+
+
+def _require_below(end: int, numbers: torch.Tensor, what: str) -> None:
+    if ((numbers < 0) | (numbers >= end)).any():
+        raise RefusedError(f"its gift has {what} that are not from 0 to {end - 1}")
