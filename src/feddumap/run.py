@@ -202,12 +202,16 @@ def start(config: Given = None, out: str | Path | None = None, say: Say = ignore
 
 
 def begin(config: Given, out: str | Path, say: Say = ignore) -> Run:
-    """Start a run or, if `out` contains it already, resume it from its last checkpoint."""
+    """Start a run or, if `out` contains it already, resume it from its last checkpoint; `train.rounds` may be
+    larger than before."""
     resolved, _ = resolve(base_config(config), ignore)
-    if not contains_run(Path(out), resolved):
+    extended = _extended(resolved, out)
+    if not contains_run(Path(out), extended):
         return start(resolved, out, say)
+    rounds = resolved.train.rounds if extended is not resolved else None
     runtime = {key: getattr(resolved.run, key) for key in RUNTIME_KEYS}
-    return resume(out, say=say, runtime=runtime, trust=True)  # the configuration names the code
+    # trusted, since the configuration names the code
+    return resume(out, rounds=rounds, say=say, runtime=runtime, trust=True)
 
 
 def train(

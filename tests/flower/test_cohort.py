@@ -496,6 +496,23 @@ def test_begin_refuses_another_run(home: Path, tmp_path: Path) -> None:
         api.begin(config_of("fedavg", run={"seed": 3}), out)
 
 
+@pytest.mark.parametrize("method", ["scaffold", "feddum"])
+def test_a_finished_run_goes_on_with_more_rounds(home: Path, tmp_path: Path, method: str) -> None:
+    """Raising train.rounds is enough; the bits are those of a run that had as many from the start."""
+    expected = api.train(config_of(method, "local", train={"rounds": 4, "cohort": 3}))
+    out, state = tmp_path / "run", str(tmp_path / "state")
+    fewer = config_of(method, train={"rounds": 2, "cohort": 3})
+    over(FakeGrid.of(DEVICES, state=state), fewer, out).run().close()
+    again = over(FakeGrid.of(DEVICES, state=state), config_of(method, train={"rounds": 4, "cohort": 3}), out)
+    assert (again.state.round, again.finished) == (2, False)
+    alike(again.run(), expected)
+    again.close()
+    with pytest.raises(
+        FeddumapError, match=r"train.rounds is 4 there, 2 here\): undo that \(only train.rounds"
+    ):
+        api.begin(fewer, out)
+
+
 def test_the_servers_settings(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.toml"
     file.write_text(

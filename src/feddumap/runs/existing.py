@@ -33,15 +33,16 @@ def was_interrupted(path: Path) -> bool:
     return names <= {".lock", *FIRST} and bool(temporary or names != {".lock"})
 
 
-def require_new(path: Path, config: Config) -> None:
-    """Raise an error if a directory contains a run already, or anything else."""
-    if contains_run(path, config):
+def require_new(path: Path, config: Config, advice: str = "") -> None:
+    """Raise an error if a directory contains a run already, or anything else; `advice` is for a run of
+    another configuration."""
+    if contains_run(path, config, advice):
         raise FeddumapError(f"{path} holds this run already: continue it with `feddumap resume {path}`")
 
 
-def contains_run(path: Path, config: Config) -> bool:
+def contains_run(path: Path, config: Config, advice: str = "") -> bool:
     """Whether a directory contains the run of this configuration; false if it is empty or does not exist, an
-    error if it contains anything else."""
+    error if it contains anything else, with `advice` if that is a run of another configuration."""
     if path.is_file():
         raise FeddumapError(f"{path} is a file: give --out the name of a folder that does not exist yet")
     if not path.exists() or not any(entry.name != ".lock" for entry in path.iterdir()):
@@ -50,6 +51,7 @@ def contains_run(path: Path, config: Config) -> bool:
         return False
     if not (path / "config.toml").is_file():
         raise FeddumapError(f"{path} exists and is not a run directory: give --out another name")
+    advice = advice or _advice(path, config)
     other = read_config(path)
     other = other.model_copy(update={"method": registry.with_defaults(other.method)})
     config = stored(with_runtime_keys(config, other))
@@ -57,9 +59,15 @@ def contains_run(path: Path, config: Config) -> bool:
         return True
     key, theirs, ours = integrity.difference(other, config)
     raise FeddumapError(
-        f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): "
-        f"give --out another name, or resume that run with `feddumap resume {path}`"
+        f"{path} belongs to another configuration ({key} is {theirs!r} there, {ours!r} here): {advice}"
     )
+
+
+def _advice(path: Path, config: Config) -> str:
+    """What to do if the directory has a run of another configuration."""
+    if config.run.engine == "flower":
+        return "undo that (only train.rounds may be raised), or make another federation"
+    return f"give --out another name, or resume that run with `feddumap resume {path}`"
 
 
 def stored(config: Config) -> Config:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from feddumap import run as api
-from feddumap.config import Config
+from feddumap.config import RUNTIME_KEYS, Config
 from feddumap.errors import FeddumapError
 from feddumap.sweep.grid import Cell
 from feddumap.system import children
@@ -66,7 +66,8 @@ def train_cell(path: Path, config: Config, tick: Callable[[], None] = lambda: No
     """Start or resume one cell in this process; returns an error message or None."""
     try:
         if (path / "config.toml").is_file():
-            run = api.resume(path, workers=config.run.workers, tensorboard=config.run.tensorboard)
+            runtime = {key: getattr(config.run, key) for key in RUNTIME_KEYS}
+            run = api.resume(path, runtime=runtime)
         else:
             run = api.start(config, path)
         try:

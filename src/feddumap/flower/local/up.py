@@ -104,7 +104,7 @@ def _result(federation: Federation, records: Sequence[Mapping[str, Any]]) -> Fin
     if not found.completed:
         raise FeddumapError(
             f"the run in {project.run} failed: {found.reason} (more in {federation.processes.log('run')}); "
-            f"resume with `feddumap flower up {project.path}`"
+            f"when that is put right, resume with `feddumap flower up {project.path}`"
         )
     down, up = (sum(record[key] for record in records) for key in ("bytes_down", "bytes_up"))
     summary = json.loads((project.run / "summary.json").read_text(encoding="utf-8"))
