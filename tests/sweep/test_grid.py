@@ -285,6 +285,7 @@ def test_another_configuration_is_refused_by_its_key(write: Write, grid: Command
     assert "cell 1: " in errors
     assert "train.lr is 0.05 there, 0.3 here" in errors
     assert "give --out another name" in errors
+    assert "feddumap resume" not in errors
     assert not (tmp_path / "out" / "2").exists()
     (tmp_path / "out" / "2").mkdir()
     (tmp_path / "out" / "2" / "letter").touch()
@@ -292,6 +293,27 @@ def test_another_configuration_is_refused_by_its_key(write: Write, grid: Command
     assert code == 2
     assert "cell 2: " in errors
     assert "is not a run directory" in errors
+
+
+def test_rounds_are_added_as_the_refusal_says(write: Write, grid: Command, tmp_path: Path) -> None:
+    file = write({"run.seed": [1, 2]}, train={"rounds": 1})
+    assert grid(file)[0] == 0
+    code, _, errors = grid(file, "--set", "train.rounds=2")
+    assert code == 2
+    assert "train.rounds is 1 there, 2 here" in errors
+    assert "to add rounds, run `feddumap resume CELL --rounds 2` for each cell" in errors
+    for cell in cells(file, tmp_path / "out"):
+        api.resume(cell.path, rounds=2).run().close()
+    assert grid(file, "--set", "train.rounds=2")[0] == 0
+
+
+def test_a_resumed_cell_takes_all_keys_that_change_no_result(write: Write, tmp_path: Path) -> None:
+    (cell,) = cells(write({"run.seed": [1]}), tmp_path / "out")
+    interrupted(cell.config, cell.path, 1)
+    changed = {"timeout": 5.0, "least_share": 0.25, "workers": 2}
+    assert jobs.train_cell(cell.path, cell.config.replace(run=changed)) is None
+    stored = read_config(cell.path).run
+    assert {key: getattr(stored, key) for key in changed} == changed
 
 
 def test_a_failing_cell_does_not_stop_the_others(write: Write, grid: Command, tmp_path: Path) -> None:

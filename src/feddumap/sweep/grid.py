@@ -245,7 +245,12 @@ def _check_directory(cell: Cell) -> None:
     stored = read_config(cell.path)
     ours = with_runtime_keys(cell.config, stored)
     if stored.model_copy(update={"method": with_defaults(stored.method)}) != ours:
-        require_new(cell.path, ours)
+        advice = "give --out another name for the grid, or undo that"
+        if stored.train.rounds < ours.train.rounds:
+            advice += (
+                f"; to add rounds, run `feddumap resume CELL --rounds {ours.train.rounds}` for each cell"
+            )
+        require_new(cell.path, ours, advice)
 
 
 def _unique(plain: str, taken: set[str]) -> str:
