@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LARGEST = 1e30  # of a number, so that it can be computed with in float32
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -85,6 +86,13 @@ class DataConfig(Section):
         description="held-out images of the server's classes, on which every evaluation scores the model",
     )
     augment: bool = Field(True, description="random crop and flip of images while training")
+
+    @field_validator("name", "test")
+    @classmethod
+    def _a_name(cls, value: str | None) -> str | None:
+        if value is None or (value and "\0" not in value):
+            return value
+        raise ValueError("expected a name or a path")
 
     @field_validator("partition")
     @classmethod
@@ -233,7 +241,7 @@ class PrivacyConfig(Section):
     clip: Positive | None = Field(
         None, description="S: norm to which a device's whole upload is clipped; without it privacy is off"
     )
-    noise: Positive | None = Field(
+    noise: Annotated[float, Field(ge=1e-12, le=1e6)] | None = Field(
         None, description="z: noise of standard deviation z·S is added to the sum of a round's uploads"
     )
     epsilon: Positive | None = Field(

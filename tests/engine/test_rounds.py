@@ -170,6 +170,7 @@ def test_a_model_with_nan_is_left_out_and_named(home: object) -> None:
         gate, uploads = gate_with(run, {}, {"fc1.bias": torch.full_like(bias, value)}, {})
         assert [upload.device for upload in gate.admit(uploads)] == [0, 2]
         assert gate.metrics({}) == {"rejected": [1]}
+        assert gate.nbytes == sum(upload.nbytes({}) for upload in uploads), "it was sent all the same"
 
 
 def test_a_lost_upload_is_left_out_and_named(home: object) -> None:

@@ -252,9 +252,19 @@ def test_a_server_without_data(home: object, name: str, tmp_path: Path) -> None:
     if not compose(config).server_data:
         assert all_finite(api.train(config).state.weights)
         return
-    with pytest.raises(FeddumapError, match=f"'{name}' needs images on the server.*server_fraction = 0"):
+    with pytest.raises(FeddumapError, match=f"'{name}' needs .*images on the server.*server_fraction = 0"):
         api.start(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", [{"name": "feddf"}, {"name": "feddumap", "decay": "held-out"}])
+def test_a_server_with_too_little_data(home: object, method: dict[str, str], tmp_path: Path) -> None:
+    """What divides the server's images needs two of them."""
+    few = {"server_fraction": 0.0008, "server_classes": 1}
+    with pytest.raises(FeddumapError, match=r"needs at least 2 images on the server.* gives 1: raise it"):
+        api.start(small(method=method, data=few), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(api.start(small(method={"name": "feddumap"}, data=few)).split.server) == 1
 
 
 def test_which_methods_need_server_data() -> None:

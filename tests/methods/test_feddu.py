@@ -19,8 +19,8 @@ from feddumap import run as api
 from feddumap.config import Config
 from feddumap.core.algorithm import Census, ServerStep
 from feddumap.core.rng import stream
+from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
-from feddumap.errors import FeddumapError
 from feddumap.methods.feddu import (
     DECAYS,
     EPSILON,
@@ -32,6 +32,7 @@ from feddumap.methods.feddu import (
     effective_share,
     exploded,
     interpolate,
+    never_acts,
     server_update,
     static,
 )
@@ -170,6 +171,12 @@ def test_feddu_s_goes_a_fixed_way(home: object, steps: Any) -> None:
         assert_near(run.state.weights, path.weights)
 
 
+def test_feddu_s_never_goes_beyond_the_servers_model(home: object) -> None:
+    run = api.train(tiny(method={"name": "feddu-s", "effective_steps": 10**6}, train={"rounds": 1}))
+    assert run.records[0]["alpha"] == 1
+    assert run.records[0]["tau_eff"] == math.ceil(len(run.split.server) / 32)
+
+
 @pytest.mark.parametrize("lr", [50.0, 1e30])  # a loss out of all bounds, and one that is not finite
 @pytest.mark.parametrize(
     "step",
@@ -281,14 +288,6 @@ def test_an_explosion_leaves_the_choice_of_decay_intact(home: object) -> None:
     assert metrics["decay"] == DECAYS[2]
 
 
-def test_a_decay_cannot_be_chosen_on_no_image(home: object) -> None:
-    run = api.start(feddu())
-    with pytest.raises(FeddumapError, match=r"method.decay = 'held-out' needs .* 2 images .*server_fraction"):
-        HELD_OUT.apply(
-            run.state.weights, HELD_OUT.init(run.state), view_of(run, server=taken(run, run.split.server[:1]))
-        )
-
-
 def test_held_out_survives_a_resume_and_sees_no_test_data(home: object, tmp_path: Path) -> None:
     config = feddu(decay="held-out").replace(train={"rounds": 4})
     whole = api.train(config)
@@ -317,6 +316,21 @@ def test_the_degree_of_each_device_stays_positive_when_all_take_part() -> None:
     assert degree_of_devices(counts, [1], "device") == pytest.approx(own[1], rel=1e-12)
     assert degree_of_devices(counts, [1], "cohort") == pytest.approx(own[1], rel=1e-12)
     assert degree_of_devices(counts, [0, 1, 2], "cohort") == pytest.approx(0, abs=1e-12)
+
+
+def test_whether_it_can_act_is_asked_of_the_devices_that_are_there(home: object) -> None:
+    config = feddu().replace(train={"cohort": 1, "rounds": 4})
+    run = api.start(config)
+    context = view_of(run).context
+    labels = context.census.labels
+    assert labels is not None
+    first, second = (select(config, number)[0] for number in (0, 1))
+    assert first != second
+    there = np.where(np.arange(len(labels))[:, None] == first, 0, labels)
+    census = Census(there.sum(axis=1), there, {first: "not there"})
+    assert never_acts(DynamicUpdate())(replace(context, census=census)) == []
+    nobody = Census(there.sum(axis=1), there, dict.fromkeys(range(len(labels)), "not there"))
+    assert "α is at most 0" in never_acts(DynamicUpdate())(replace(context, census=nobody))[0]
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,28 @@ def test_wrong_slots_are_refused_before_anything_is_written(home: Path, tmp_path
 
 def test_reserved_names_are_those_of_a_record() -> None:
     own = {field.name for field in fields(Record)} - {"metrics"}
-    assert own | {"validation", "dropped", "rejected", "lost", "dominant"} == RESERVED
+    assert (
+        own | {"validation", "dropped", "rejected", "lost", "dominant", "device_accuracy", "backdoor"}
+        == RESERVED
+    )
+
+
+def taken_name() -> Algorithm:
+    """`clipped` is a mapping of devices in the records of a run that clips."""
+    return algorithm(**server(lambda w, s, v: (w, s, {"clipped": 0.25})))
+
+
+def test_a_metric_with_the_name_of_another_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers would take the record for damaged, and cut it off."""
+    config = small(method={"name": f"{HERE}:taken_name"})
+    said = r"^round 0: the method's metric clipped: .* dictionary; .* choose another one$"
+    with pytest.raises(FeddumapError, match=said):
+        api.start(config)
+    monkeypatch.setenv("FEDDUMAP_REHEARSAL", "0")
+    run = api.start(config, home / "run")
+    with pytest.raises(FeddumapError, match=said):
+        next(iter(run))
+    assert not (home / "run" / "records.jsonl").exists()
 
 
 def not_finite() -> Algorithm:

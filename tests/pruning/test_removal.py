@@ -242,7 +242,8 @@ def test_everything_of_a_parameters_shape_is_cut_alike() -> None:
     steps = {f"1/momentum/{name}": weights[name] * 2 for name in names}
     state = ServerState(
         4, case.architecture, weights, clock=9.0,
-        steps=steps | {"0/best": torch.tensor(0.5), "0/grid": torch.arange(3)},
+        steps=steps
+        | {"0/best": torch.tensor(0.5), "0/grid": torch.arange(3), f"0/{names[0]}": torch.arange(3)},
         mask={name: weights[name] > 0 for name in names},
     )  # fmt: skip
     after = cut.state(state)
@@ -251,6 +252,7 @@ def test_everything_of_a_parameters_shape_is_cut_alike() -> None:
         assert torch.equal(after.mask[name], after.weights[name] > 0)
     assert after.steps["0/best"] == 0.5
     assert after.steps["0/grid"].tolist() == [0, 1, 2]
+    assert after.steps[f"0/{names[0]}"].tolist() == [0, 1, 2], "no tensor of that parameter's shape"
     assert (after.round, after.clock) == (4, 9.0)
     block = "stage2.0"
     inner = [c for c in range(case.architecture.widths[f"{block}.conv1"]) if c not in drop[f"{block}.conv1"]]

@@ -16,7 +16,16 @@ import torch
 
 from feddumap import run as api
 from feddumap.config import Config
-from feddumap.core.algorithm import Algorithm, Census, Context, Merged, RoundView, mean_of_uploads
+from feddumap.core.algorithm import (
+    Algorithm,
+    Census,
+    Cohort,
+    Context,
+    Merged,
+    RoundView,
+    at_round,
+    mean_of_uploads,
+)
 from feddumap.core.messages import Answer, Question, ServerState, Tensors, Upload
 from feddumap.core.sampling import select
 from feddumap.engine.rounds import broadcast_of
@@ -66,7 +75,7 @@ def round_of(
     census = Census(np.arange(20) + 1, labels)
     context = Context(config, None, census, None, secret=secret)  # type: ignore[arg-type]
     view = RoundView(context, ServerState(number, shape, dict(WEIGHTS), **state), 0.1, [])
-    begun = of(config, algorithm or fedavg()).begin({}, view)
+    begun = of(config, algorithm or fedavg(), known=True).begin({}, view)
     assert isinstance(begun, PrivateRound)
     return begun, replace(view, combine=begun.combine)
 
@@ -122,7 +131,7 @@ def test_the_variance_of_the_noise() -> None:
     shape = architecture("lenet", 10)
     context = Context(config, None, Census(np.ones(20)), None)  # type: ignore[arg-type]
     view = RoundView(context, ServerState(0, shape, {"w": torch.zeros(size, dtype=torch.float64)}), 0.1, [])
-    begun = of(config, fedavg()).begin({}, view)
+    begun = of(config, fedavg(), known=True).begin({}, view)
     made = mean_of_uploads(begun.admit([]), replace(view, combine=begun.combine)).weights["w"]
     expected = 2.0 * 3.0 / config.train.cohort
     assert float(made.std()) == pytest.approx(expected, rel=4 / math.sqrt(2 * size))
@@ -244,17 +253,23 @@ def test_every_method_trains_or_is_refused(home: object, name: str) -> None:
     assert bits(run) != bits(api.start(config))
 
 
+def keep(state: ServerState, context: Context, cohort: Cohort) -> tuple[ServerState, dict[str, Any]]:
+    return state, {}
+
+
 def peeking(uploads: Iterable[Upload], view: RoundView) -> Merged:
     return mean_of_uploads(uploads, view)
 
 
 def test_methods_of_ones_own() -> None:
-    plain = private().replace(method={"name": "mine:plain"})
-    assert of(plain, fedavg()).empty_rounds
-    with pytest.raises(FeddumapError, match=r"'mine:plain' cannot go with .* single uploads"):
-        of(plain, replace(fedavg(), aggregate=peeking))
-    with pytest.raises(FeddumapError, match="asks devices for more than their uploads"):
-        of(plain, replace(fedavg(), labels="counts"))
+    for name in ("mine:plain", "of-another-package"):
+        plain = private().replace(method={"name": name})
+        assert of(plain, fedavg(), known=False).empty_rounds
+        with pytest.raises(FeddumapError, match=rf"'{name}' cannot go with .* single uploads"):
+            of(plain, replace(fedavg(), aggregate=peeking), known=False)
+        for asks in (replace(fedavg(), labels="counts"), replace(fedavg(), reshape=at_round(3, keep))):
+            with pytest.raises(FeddumapError, match="asks devices for more than their uploads"):
+                of(plain, asks, known=False)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +287,7 @@ def test_settings_that_would_tell_of_single_devices(sections: dict[str, Any], me
 def test_robust_aggregation_is_refused() -> None:
     config = SimpleNamespace(privacy=SimpleNamespace(on=True), aggregate=SimpleNamespace(name="median"))
     with pytest.raises(FeddumapError, match=r"aggregate\.name = 'median' cannot go with \[privacy\]"):
-        of(config, fedavg())  # type: ignore[arg-type]
+        of(config, fedavg(), known=True)  # type: ignore[arg-type]
 
 
 # configuration

@@ -118,5 +118,5 @@ def view_of(run: api.Run, number: int = 0, lr: float = 0.05, server: Samples | N
     counts = run.split.counts(run.dataset.train_labels, 10)
     server = taken(run, run.split.server) if server is None else server
     context = Context(run.config, server, Census(run.split.sizes, counts), run._clock)
-    receipts = [Receipt(k, int(run.split.sizes[k]), 7, 1) for k in range(3)]
+    receipts = [Receipt(k, int(run.split.sizes[k]), 7) for k in range(3)]
     return RoundView(context, replace(run.state, round=number), lr, receipts)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -85,6 +86,19 @@ def test_the_cells_are_the_product_in_order(write: Write, tmp_path: Path) -> Non
         assert cell.path == tmp_path / "out" / f"{config.method.name}-{config.model.name}-{config.run.seed}"
         assert config == api.start(config).config, "resolved, as its directory will have it"
         assert cell.rounds == 3
+
+
+def test_the_users_of_a_data_set_are_the_devices_of_every_cell(write: Write, tmp_path: Path) -> None:
+    """A number of devices that the file does not give is not taken as given."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (240, 8, 8, 1), dtype=np.uint8), np.arange(240) % 3
+    train = {"train_inputs": images, "train_labels": labels, "train_users": np.arange(240) // 2}
+    np.savez(tmp_path / "users.npz", **train, test_inputs=images[:9], test_labels=labels[:9])
+    file = tmp_path / "users.toml"
+    data = {"name": str(tmp_path / "users.npz"), "partition": "natural", "server_fraction": 0.0}
+    grid = {"method.name": ["fedavg", "fedprox"], "run.seed": [1]}
+    file.write_text(tomli_w.dumps({"data": data, "clock": {"profile": "general"}, "grid": grid}))
+    assert [cell.config.data.devices for cell in cells(file, tmp_path / "out")] == [120, 120]
 
 
 def test_keys_without_quotes_mean_the_same(write: Write, tmp_path: Path) -> None:

@@ -108,7 +108,6 @@ class Receipt:
     device: int
     samples: int
     steps: int
-    nbytes: int
 
 
 class Cohort(Protocol):
@@ -282,7 +281,7 @@ class Algorithm:
     does to it, and whether the model changes shape.
 
     `labels` says whether devices tell their label mix before the first round, and how: their `counts`, or the
-    `gradient` of an output bias. `server_data` says whether the method needs images on the server, and
+    `gradient` of an output bias. `server_data` says how many images the server needs at least, and
     `check` refuses, before any work, an architecture that the method could not deal with later, and `idle`
     tells which parts of the method can never act in this run, and why. `shared` is
     how many of the server's samples each device is given before the first round, at most; the time that
@@ -305,7 +304,7 @@ class Algorithm:
     server: ServerStep = IDENTITY
     reshape: Reshape = never
     labels: Labels = "none"
-    server_data: bool = False
+    server_data: int = 0
     check: Callable[[Architecture], object] = lambda _: None
     idle: Callable[[Context], Sequence[str]] = lambda _: ()
     shared: int = 0

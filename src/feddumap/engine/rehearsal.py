@@ -31,6 +31,7 @@ from feddumap.engine.rounds import initial_state, rounds
 from feddumap.errors import FeddumapError
 from feddumap.methods.guard import SlotError, SlotFailedError
 from feddumap.methods.registry import compose, find
+from feddumap.runs.stored_forms import record_line
 from feddumap.system.determinism import deterministic
 from feddumap.training.evaluation import Score
 from feddumap.training.samples import Samples
@@ -78,7 +79,8 @@ def _one_round(config: Config, dataset: Dataset, split: Split, given: ServerStat
     executor = Executor(config, FewSamples(whole, few), algorithm)
     cohort = LocalCohort(executor, Evaluator.of(dataset, split, config), InMemoryStore())
     context = _context(config, dataset, split, algorithm, few)
-    state, _ = next(rounds(state, algorithm, context, cohort, lambda _: Score(0, 0.0, 1)))
+    state, record = next(rounds(state, algorithm, context, cohort, lambda _: Score(0, 0.0, 1)))
+    record_line(record)
     _try_reshape(algorithm, state, context, cohort)
 
 

@@ -158,7 +158,7 @@ def rounds(
                 + metered.down
                 + constants * len(everyone)
                 + (0 if number else shared_bytes),
-                bytes_up=sum(receipt.nbytes for receipt in upload_filter.receipts.values()) + metered.up,
+                bytes_up=upload_filter.nbytes + metered.up,
                 clock=state.clock,
                 metrics={
                     **shape_metrics,
@@ -216,6 +216,7 @@ class UploadFilter:
         self._rejected: list[int] = []
         self._lost: dict[str, str] = {}
         self.receipts: dict[int, Receipt] = {}
+        self.nbytes = 0  # of the models that arrived, rejected ones included
 
     def admit(self, uploads: Iterable[Upload | MissingUpload]) -> Iterator[Upload]:
         expected = len(self._timing.finished)
@@ -230,14 +231,14 @@ class UploadFilter:
                     f"device {upload.device} answered round {self._message.round} with a model of round "
                     f"{upload.round} or of another form: use the same version and method on both"
                 )
+            self.nbytes += upload.nbytes(self._message.mask)
             finite = upload.finite
             if finite is None:
                 finite = all_finite(upload.weights) and all_finite(upload.extra)
             if not finite:
                 self._rejected.append(upload.device)
                 continue
-            sent = upload.nbytes(self._message.mask)
-            self.receipts[upload.device] = Receipt(upload.device, upload.samples, upload.steps, sent)
+            self.receipts[upload.device] = Receipt(upload.device, upload.samples, upload.steps)
             yield upload
         if not expected:
             return

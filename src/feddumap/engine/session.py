@@ -99,10 +99,12 @@ class Session:
         """Raise an error for a run that would fail later."""
         self._algorithm.check(self.state.architecture)
         self._validation()
-        if self._algorithm.server_data and not len(self.split.server):
+        if len(self.split.server) < (least := self._algorithm.server_data):
+            images = "images" if least == 1 else f"at least {least} images"
             raise FeddumapError(
-                f"method.name = {self.config.method.name!r} needs images on the server, but "
-                f"data.server_fraction = {self.config.data.server_fraction:g} gives none: raise it"
+                f"method.name = {self.config.method.name!r} needs {images} on the server, but "
+                f"data.server_fraction = {self.config.data.server_fraction:g} gives "
+                f"{len(self.split.server) or 'none'}: raise it"
             )
         screening.check(self.config, self._algorithm, len(self.split.server))
         self._check_privacy()

@@ -29,7 +29,7 @@ def with_sharing(base: Algorithm, settings: Sharing) -> Algorithm:
         device_data=with_shared(limit),
         shared=limit,
         shared_on_clock=settings.transfer_on_clock,
-        server_data=True,
+        server_data=1,
     )
 
 

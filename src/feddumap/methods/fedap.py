@@ -125,7 +125,7 @@ def with_rate_inputs(base: Algorithm, keys: Rates) -> Algorithm:
     if keys.rate == "fixed":
         return base
     if keys.rate_nodes == "server":
-        return replace(base, server_data=True)
+        return replace(base, server_data=max(1, base.server_data))
     return replace(base, labels=keys.label_mix)
 
 

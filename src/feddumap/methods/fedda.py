@@ -79,5 +79,9 @@ def feddu_da(update: DynamicUpdate, settings: SharedMomentum) -> Algorithm:
     step = server_update(dynamic(update), hold_out=update.decay == "held-out", trainer=trainer)
     server = ServerStep(lambda state: {**zeros(state, "v/"), **step.init(state)}, step.apply)
     return replace(
-        fedda(settings), server=server, labels=update.label_mix, server_data=True, idle=never_acts(update)
+        fedda(settings),
+        server=server,
+        labels=update.label_mix,
+        server_data=update.least_images,
+        idle=never_acts(update),
     )

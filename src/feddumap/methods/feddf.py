@@ -152,4 +152,4 @@ def feddf(settings: Distillation) -> Algorithm:
     """The devices' models together teach their mean, on the server's images (Lin et al.)."""
     steps, patience = BUDGETS[settings.budget]
     aggregate = ensemble_distillation(steps, patience)
-    return replace(fedavg(), aggregate=aggregate, server_data=True, beside_mean="their mean outputs")
+    return replace(fedavg(), aggregate=aggregate, server_data=2, beside_mean="their mean outputs")

@@ -27,7 +27,6 @@ from feddumap.core.messages import Tensors
 from feddumap.core.rng import stream
 from feddumap.core.sampling import select
 from feddumap.data.label_mix import divergence
-from feddumap.errors import FeddumapError
 from feddumap.methods.fedavg import fedavg
 from feddumap.methods.idle import Idle
 from feddumap.methods.registry import Settings, method
@@ -70,6 +69,11 @@ class DynamicUpdate(LabelMix):
         "one_minus"
     )
     degree: DegreeOf = "cohort"
+
+    @property
+    def least_images(self) -> int:
+        """What the server needs: an image to train on, and one to hold out if the decay is chosen on it."""
+        return 2 if self.decay == "held-out" else 1
 
 
 class StaticUpdate(Settings):
@@ -171,7 +175,9 @@ def never_acts(update: DynamicUpdate) -> Idle:
         degree_server = degree_of_server(context.server, labels)
         largest = 0.0
         for number in range(config.train.rounds):
-            chosen = select(config, number, context.secret)
+            chosen = context.census.present(select(config, number, context.secret))
+            if not chosen:
+                continue
             degree = degree_of_devices(labels, chosen, update.degree)
             samples = int(context.census.samples[chosen].sum())
             largest = effective_share(
@@ -196,12 +202,12 @@ def never_acts(update: DynamicUpdate) -> Idle:
 
 
 def static(effective_steps: int | Literal["full"]) -> ShareRule:
-    """FedDU-S: α = τ_eff / τ with a fixed τ_eff, or all of the server's steps."""
+    """FedDU-S: α = τ_eff / τ with a fixed τ_eff, at most 1, or all of the server's steps."""
 
     def rule(scored: Score, server: Samples, view: RoundView) -> tuple[Share, Metrics]:
         train = view.context.config.train
         tau = server_steps(len(server), train.epochs, train.batch)
-        return Share(1.0 if effective_steps == "full" else effective_steps / tau, (1.0,)), {}
+        return Share(1.0 if effective_steps == "full" else min(1.0, effective_steps / tau), (1.0,)), {}
 
     return rule
 
@@ -284,10 +290,6 @@ def divide(server: Samples, seed: int, hold_out: bool) -> tuple[Samples, Samples
     """The server's images to train on, and those held out: the same ones in every round."""
     if not hold_out:
         return server, server
-    if len(server) < 2:
-        raise FeddumapError(
-            "method.decay = 'held-out' needs at least 2 images on the server: raise data.server_fraction"
-        )
     order = torch.from_numpy(stream(seed, "held-out").permutation(len(server)))
     cut = max(1, round(HELD_OUT * len(server)))
     held, kept = order[:cut].sort().values, order[cut:].sort().values
@@ -312,11 +314,15 @@ def feddu(update: DynamicUpdate) -> Algorithm:
     """Dynamic update: the server also trains on its data and goes part of the way, adaptively."""
     server = server_update(dynamic(update), hold_out=update.decay == "held-out")
     return replace(
-        fedavg(), server=server, labels=update.label_mix, server_data=True, idle=never_acts(update)
+        fedavg(),
+        server=server,
+        labels=update.label_mix,
+        server_data=update.least_images,
+        idle=never_acts(update),
     )
 
 
 @method("feddu-s")
 def feddu_s(update: StaticUpdate) -> Algorithm:
     """FedDU with a fixed number of effective server steps."""
-    return replace(fedavg(), server=server_update(static(update.effective_steps)), server_data=True)
+    return replace(fedavg(), server=server_update(static(update.effective_steps)), server_data=1)

@@ -231,7 +231,7 @@ def knowledge_transfer(keys: Voting, training: Training) -> Algorithm:
         aggregate=consistent_voting(keys.partitions, training),
         shared=ALL_IMAGES,
         shared_on_clock=keys.transfer_on_clock,
-        server_data=True,
+        server_data=1,
         passes=partial(passes, keys.partitions, keys.subsets, training),
         reply=lambda message: keys.partitions * message.reply_nbytes,
         updates=False,

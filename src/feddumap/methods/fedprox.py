@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from feddumap.config_sections import LARGEST
 from feddumap.core.algorithm import Algorithm
 from feddumap.methods.fedavg import train_with
 from feddumap.methods.registry import Settings, method
@@ -16,9 +17,7 @@ from feddumap.training.optimizers import proximal
 
 
 class Proximal(Settings):
-    mu: Annotated[float, Field(ge=0, allow_inf_nan=False, description="μ, the pull to the global model")] = (
-        0.01
-    )
+    mu: Annotated[float, Field(ge=0, le=LARGEST, description="μ, the pull to the global model")] = 0.01
 
 
 @method("fedprox")

@@ -28,4 +28,4 @@ def mean_with_server(uploads: Iterable[Upload], view: RoundView) -> Merged:
 @method("hybrid-fl")
 def hybrid_fl() -> Algorithm:
     """The server trains on its data like a device and joins the average."""
-    return replace(fedavg(), aggregate=mean_with_server, mean_only=True, server_data=True)
+    return replace(fedavg(), aggregate=mean_with_server, mean_only=True, server_data=1)

@@ -182,4 +182,4 @@ def compose(config: Config) -> Algorithm:
         made = call(recipe.name, "function", recipe.build, **given)
         algorithm = guarded(made, recipe.name)
     checked = config.model_copy(update={"method": resolved})
-    return attacks.of(config, screening.screened(checked, algorithm, made))
+    return attacks.of(config, screening.screened(checked, algorithm, made, recipe.trusted))

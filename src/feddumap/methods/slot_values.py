@@ -14,7 +14,7 @@ RESERVED = frozenset(
     {
         *("round", "accuracy", "loss", "lr", "devices", "samples", "parameters", "macs"),
         *("bytes_down", "bytes_up", "clock", "wall", "validation", "dropped", "rejected", "lost"),
-        "dominant",
+        *("dominant", "device_accuracy", "backdoor"),
     }
 )
 """The names in a round's record that are not a method's."""

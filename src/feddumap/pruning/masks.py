@@ -36,11 +36,14 @@ def magnitude_mask(weights: Tensors, names: Sequence[str], rate: float) -> Tenso
 
 
 def mask_tensors(tensors: Tensors, mask: Tensors) -> Tensors:
-    """Tensors named after parameters, with or without a prefix, with zeros for masked weights."""
-    return {
-        name: tensor * mask[key] if (key := name.rsplit("/", 1)[-1]) in mask else tensor
-        for name, tensor in tensors.items()
-    }
+    """Tensors named after parameters and of their shapes, with or without a prefix, with zeros for masked
+    weights."""
+
+    def masked(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        kept = mask.get(name.rsplit("/", 1)[-1])
+        return tensor if kept is None or kept.shape != tensor.shape else tensor * kept
+
+    return {name: masked(name, tensor) for name, tensor in tensors.items()}
 
 
 def apply_mask(state: ServerState, mask: Tensors) -> ServerState:

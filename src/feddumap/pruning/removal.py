@@ -17,19 +17,23 @@ from feddumap.pruning.structure import traced
 
 @dataclass(frozen=True)
 class PruningPlan:
-    """The pruned architecture, and for each tensor the flat positions of the scalars that are kept."""
+    """The pruned architecture, and for each tensor its shape before and the flat positions of the scalars
+    that are kept."""
 
     architecture: Architecture
+    shapes: dict[str, torch.Size]
     kept: dict[str, torch.Tensor]
 
     def apply(self, tensors: Tensors) -> Tensors:
-        """Prune tensors named after parameters, with or without a prefix such as `0/momentum/`."""
+        """Prune tensors named after parameters and of their shapes, with or without a prefix such as
+        `0/momentum/`."""
         result: Tensors = {}
         for name, tensor in tensors.items():
-            positions = self.kept.get(name.rsplit("/", 1)[-1])
-            if positions is None:
+            own = name.rsplit("/", 1)[-1]
+            if own not in self.kept or tensor.shape != self.shapes[own]:
                 result[name] = tensor
             else:
+                positions = self.kept[own]
                 result[name] = tensor.reshape(-1)[positions.reshape(-1)].reshape(positions.shape)
         return result
 
@@ -53,6 +57,7 @@ def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> Pruni
     values are the positions to keep in every tensor of that shape.
     """
     network = build(architecture).double().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    shapes = {name: tensor.shape for name, tensor in state_of(network).items()}
     floats = {name for name, tensor in state_of(network).items() if tensor.is_floating_point()}
     for parameter in network.parameters():
         parameter.detach().zero_()  # uninitialized memory may hold NaN, and slow denormals
@@ -77,7 +82,7 @@ def plan(architecture: Architecture, drop: Mapping[str, Sequence[int]]) -> Pruni
         raise FeddumapError(f"{architecture.family} cannot be pruned: {error}") from error
     after = widths_of(network)
     narrowed = architecture.widths.keys() | {name for name in after if after[name] != before[name]}
-    return PruningPlan(replace(architecture, channels=channels_of(network, narrowed)), positions)
+    return PruningPlan(replace(architecture, channels=channels_of(network, narrowed)), shapes, positions)
 
 
 @torch.no_grad()

@@ -4,14 +4,13 @@ of the lines, so that a checkpoint can say which records it belongs to."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from feddumap.errors import FeddumapError
-from feddumap.runs.stored_forms import record_problem
+from feddumap.runs.stored_forms import record_line, record_problem
 from feddumap.system.atomic_files import append, sync, write_bytes
 from feddumap.system.json_text import parse_json
 
@@ -82,7 +81,7 @@ class RecordLog:
         """Append the record of a round; if that fails, the file and this log are as before."""
         number = record["round"]
         before = self.mark(number)
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        line = record_line(record).encode()
         append(self._path, line, before.bytes)
         if number != max(self._marks):  # the round was interrupted after its record had been written
             self._sha = hashlib.sha256(self._path.read_bytes()[: before.bytes])
@@ -100,9 +99,15 @@ class RecordLog:
         return self._marks[rounds]
 
     def truncate(self, rounds: int) -> list[dict[str, Any]]:
-        """Keep the records of the first rounds only, and return them."""
+        """Keep the records of the first rounds only, and return them; an error if there are fewer, so that
+        nothing is cut that a checkpoint was made with."""
         data = read_bytes(self._path.parent)
         kept = entries(data)[:rounds]
+        if len(kept) < rounds:
+            raise FeddumapError(
+                f"{self._path}: line {len(kept) + 1} is not a record that this version reads, but a "
+                f"checkpoint of {rounds} rounds was made with it: nothing was changed"
+            )
         lines = [line for line, _ in kept]
         if b"".join(lines) != data:
             write_bytes(self._path, b"".join(lines))

@@ -5,17 +5,26 @@ Methods and later versions add keys, so unknown ones are accepted.
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feddumap.core.messages import Architecture, Tensors
+from feddumap.errors import FeddumapError
+from feddumap.system.json_text import parse_json
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 DeviceName = Annotated[str, Field(pattern=r"^\d{1,18}$")]
 LARGEST_INPUT = 1 << 26  # bytes of a sample
+
+
+def _absent() -> Any:
+    """The default of a key that may be missing but not null."""
+    return Field(default=None)
 
 
 class _Form(BaseModel):
@@ -28,10 +37,16 @@ class _Cost(_Form):
 
 
 class _Layer(_Form):
-    filters: Annotated[int, Field(gt=0)] | None = None
-    weights: Annotated[int, Field(gt=0)] | None = None
+    filters: Annotated[int, Field(gt=0)] = _absent()
+    weights: Annotated[int, Field(gt=0)] = _absent()
     kept: Count
     rate: Number
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        if (self.filters is None) == (self.weights is None):
+            raise ValueError("expected either filters or weights")
+        return self
 
 
 class _Node(_Form):
@@ -57,7 +72,7 @@ class _DeviceAccuracy(_Form):
 
 class _Validation(_Form):
     accuracy: Number
-    within: Number | None = None
+    within: Number = _absent()
 
 
 class _Dominant(_Form):
@@ -81,12 +96,12 @@ class _Record(_Form):
     alpha: Number | None = None
     tau_eff: Number | None = None
     server_accuracy: Number | None = None
-    validation: _Validation | None = None
-    device_accuracy: _DeviceAccuracy | None = None
-    pruning: _Pruning | None = None
-    backdoor: Number | None = None
+    validation: _Validation = _absent()
+    device_accuracy: _DeviceAccuracy = _absent()
+    pruning: _Pruning = _absent()
+    backdoor: Number = _absent()
     epsilon: Number | None = None
-    dominant: _Dominant | None = None
+    dominant: _Dominant = _absent()
     lost: dict[DeviceName, str] = {}
     left_out: dict[DeviceName, str] = {}
     clipped: dict[DeviceName, Number] = {}
@@ -112,6 +127,25 @@ def record_problem(value: object, number: int) -> str | None:
     if problem is None and isinstance(value, dict) and value["round"] != number:
         return f"round: {value['round']} instead of {number}"
     return problem
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """The line of a record; an error for one that readers would take for damaged, since one of its method's
+    metrics has a name for which they expect something else."""
+    try:
+        line = json.dumps(record, allow_nan=False)
+        problem = record_problem(parse_json(line), record["round"])
+    except ValueError as error:
+        raise FeddumapError(
+            f"round {record['round']} cannot be recorded ({error}): is a time of [clock] or a metric of the "
+            "method infinite?"
+        ) from None
+    if problem is not None:
+        raise FeddumapError(
+            f"round {record['round']}: the method's metric {problem}; records use this name for something "
+            "else: choose another one"
+        )
+    return line + "\n"
 
 
 def checkpoint_problem(value: object) -> str | None:

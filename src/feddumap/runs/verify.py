@@ -162,6 +162,13 @@ class Verification:
                 yield Finding(records.NAME, "recovered", f"{problem}: went {back}")
             else:
                 yield Finding(records.NAME, "damaged", f"{problem} (--rewind goes {back})")
+        elif len(lines) < start:
+            yield Finding(
+                records.NAME,
+                "damaged",
+                f"line {len(lines) + 1} is not a record that this version reads, but the newest "
+                "checkpoint was made with it: nothing was changed",
+            )
         elif b"".join(lines) != content:
             if directory is not None:
                 directory.rewind(start)

@@ -28,8 +28,9 @@ RULES: dict[str, type[Rule]] = {
 """The rules of `[aggregate]` besides the mean."""
 
 
-def of(config: Config, algorithm: Algorithm) -> Screening:
-    """The screening that a configuration asks for; an error if the method cannot be private."""
+def of(config: Config, algorithm: Algorithm, known: bool) -> Screening:
+    """The screening that a configuration asks for; an error if the method cannot be private. `known` says
+    that it is one of this package."""
     name = config.aggregate.name
     if config.privacy.on:
         if name != "mean":
@@ -37,16 +38,16 @@ def of(config: Config, algorithm: Algorithm) -> Screening:
                 f"aggregate.name = {name!r} cannot go with [privacy]: the noise is calibrated to a sum of "
                 "clipped uploads; use mean, or leave [privacy] out"
             )
-        return privacy.private(config, algorithm)
+        return privacy.private(config, algorithm, known)
     return NO_SCREENING if name == "mean" else Screening(begin=RULES[name])
 
 
-def screened(config: Config, algorithm: Algorithm, made: Algorithm) -> Algorithm:
+def screened(config: Config, algorithm: Algorithm, made: Algorithm, known: bool) -> Algorithm:
     """An algorithm with the screening that a configuration asks for; `trust` needs the devices' labels.
     `made` is the algorithm as the method made it, without the checks of a user's slots."""
     told = config.aggregate.name == "trust" and algorithm.labels == "none"
     labels: Labels = "counts" if told else algorithm.labels
-    return replace(algorithm, screening=of(config, made), labels=labels)
+    return replace(algorithm, screening=of(config, made, known), labels=labels)
 
 
 def check(config: Config, algorithm: Algorithm, server_samples: int) -> None:

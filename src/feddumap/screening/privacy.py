@@ -39,9 +39,10 @@ LABEL_SHARE = 0.1
 """Share of a round's budget, in units of 1/z², that is spent on label counts."""
 
 
-def private(config: Config, algorithm: Algorithm) -> Screening:
-    """The screening that makes a method's models differentially private; an error if it cannot."""
-    require_private(config, algorithm)
+def private(config: Config, algorithm: Algorithm, known: bool) -> Screening:
+    """The screening that makes a method's models differentially private; an error if it cannot. `known` says
+    that the method is one of this package."""
+    require_private(config, algorithm, known)
 
     def begin(tensors: Tensors, view: RoundView) -> PrivateRound:
         return PrivateRound(config, algorithm, tensors, view)
@@ -62,16 +63,17 @@ def private(config: Config, algorithm: Algorithm) -> Screening:
 # configuration
 
 
-def require_private(config: Config, algorithm: Algorithm) -> None:
-    """Raise an error if a method takes from devices what is not summed with noise."""
+def require_private(config: Config, algorithm: Algorithm, known: bool) -> None:
+    """Raise an error if a method takes from devices what is not summed with noise, or, if it is none of this
+    package, asks them for anything besides their uploads: what it asks is not accounted for."""
     name, settings = config.method.name, config.method.settings
-    own = algorithm.reshape is not never or algorithm.labels != "none"
+    asks = algorithm.reshape is not never or algorithm.labels != "none"
     reason = ""
     if algorithm.aggregate is not mean_of_uploads:
         reason = "its aggregation uses single uploads besides their mean"
     elif name == "prunefl":
         reason = "one device finds its first mask alone"
-    elif own and ":" in name:
+    elif asks and not known:
         reason = "it asks devices for more than their uploads (labels or reshape)"
     elif settings.get("rate_nodes") == "selected" and settings.get("rate") != "fixed":
         reason = "method.rate_nodes = 'selected' tells who was selected; 'all' and 'server' do not"
@@ -200,7 +202,7 @@ class PrivateRound(ScreeningRound):
             self._kept["labels"] = torch.from_numpy(total)
             everyone = _population(self._config, self._kept["labels"], self._number + 1)
             census = _census([_counts(noisy), np.maximum(everyone - _counts(noisy), 0.0)])
-        receipts = [Receipt(0, int(census.samples[0]), 0, 0)]
+        receipts = [Receipt(0, int(census.samples[0]), 0)]
         return replace(view, receipts=receipts, context=replace(view.context, census=census))
 
     def end(self) -> tuple[Tensors, dict[str, Any]]:

@@ -16,6 +16,7 @@ The server sees one upload at a time, and keeps the best one of those left out i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -57,18 +58,22 @@ def class_losses(weights: Tensors, samples: Samples, view: RoundView) -> np.ndar
 
 
 def rise(before: np.ndarray, after: np.ndarray, counts: np.ndarray) -> float | None:
-    """a_k from the losses by class; None if the device has no class that the server has.
+    """a_k from the losses by class, infinite if one of them is not a number; None if the device has no class
+    that the server has.
 
     >>> missing = np.array([1.0, 2.0, np.nan])
     >>> rise(missing, np.array([1.0, 4.0, np.nan]), np.array([3.0, 1.0, 9.0]))
     0.5
+    >>> rise(missing, np.array([1.0, np.nan, np.nan]), np.array([3.0, 1.0, 9.0]))
+    inf
     >>> rise(missing, missing, np.array([0.0, 0.0, 5.0])) is None
     True
     """
     shares = np.where(np.isnan(before), 0.0, counts)
     if not shares.sum() > 0:
         return None
-    return float((shares * np.nan_to_num(after - before, nan=0.0)).sum() / shares.sum())
+    changes = np.where(shares > 0, after - before, 0.0)
+    return math.inf if np.isnan(changes).any() else float((shares * changes).sum() / shares.sum())
 
 
 class Trust(Clipped):

@@ -208,7 +208,7 @@ def combinations(grid: Grid) -> list[tuple[dict[str, Any], Config]]:
 
 
 def _with(base: Config, choice: Mapping[str, Any]) -> Config:
-    value = base.model_dump()
+    value = base.model_dump(exclude_unset=True)  # whether a key was given matters to some defaults
     for dotted, each in choice.items():
         section, _, key = dotted.partition(".")
         value.setdefault(section, {})[key] = each
@@ -221,7 +221,7 @@ def _without_unsupported_keys(config: Config) -> tuple[Config, set[str]]:
     method = {key: value for key, value in config.method.settings.items() if key in known}
     unsupported = {f"method.{key}" for key in config.method.settings if key not in known}
     return Config.parse(
-        {**config.model_dump(), "method": {"name": config.method.name, **method}}
+        {**config.model_dump(exclude_unset=True), "method": {"name": config.method.name, **method}}
     ), unsupported
 
 

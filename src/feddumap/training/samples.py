@@ -145,6 +145,7 @@ def batches(
     """E epochs of ⌈n/B⌉ shuffled batches; images are cropped and mirrored as `augment` says, if given."""
     augmented = augment if augment is not None and (augment.crop or augment.flip) else None
     source = InputSource(samples.inputs, augmented.crop if augmented else 0)
+    size = min(size, len(samples))  # a model allocates for the largest batch
     for _ in range(epochs):
         order = rng.permutation(len(samples))
         crops = draw(len(order), rng, augmented.crop, flip=augmented.flip) if augmented else None

@@ -6,7 +6,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define SPEC 10 /* numbers that describe a layer */
-#define LARGE (256L << 10) /* bytes of weights that do not fit in the cache between images */
+#define LARGE (256L << 10) /* weights, more than fit in the cache between images */
 
 void *zeros(long bytes) {
     void *p = NULL;
@@ -33,7 +33,7 @@ static void set_blocks(Layer *l) {
 static int choose_way(const Layer *l, int batch) {
     int height = l->map_h * l->pool, width = l->map_w * l->pool;
     long weights = (long)l->outputs * l->kernel_h * l->kernel_w * l->inputs;
-    if (4 * weights > 4 * LARGE && (long)batch * height * width <= 320 && l->inputs % 8 == 0) return DOTS;
+    if (weights > LARGE && (long)batch * height * width <= 320 && l->inputs % 8 == 0) return DOTS;
     int small = l->kernel_h == 3 && l->kernel_w == 3 && height % 2 == 0 && width % 2 == 0;
     return small && l->inputs >= 8 && l->in_c % 8 == 0 ? WINOGRAD : DIRECT;
 }
