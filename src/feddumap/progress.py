@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
 from feddumap.run import Run
 from feddumap.runs.inspect import devices_text
@@ -17,16 +16,13 @@ from feddumap.system import console
 TEXT_WIDTH = 72  # of what stands beside the bar
 
 
-class _StatusColumn(ProgressColumn):
-    """The only text that is shortened where the terminal is narrow."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
-
-
 def follow(run: Run, name: str = "") -> None:
-    """Train a run to the end and show round, accuracy, virtual clock and estimated time left."""
-    if console.out.is_terminal:
+    """Train a run to the end and show round, accuracy, virtual clock and estimated time left. Of a finished
+    run only the end is made up for, if it was interrupted there."""
+    if run.finished:
+        for _ in run.iterate():
+            pass
+    elif console.out.is_terminal:
         _follow_live(run, name)
     else:
         _follow_log(run, name)
@@ -43,23 +39,23 @@ def _status(run: Run) -> str:
 
 
 def _follow_live(run: Run, name: str) -> None:
-    total = run.rounds
+    total, start = run.rounds, run.state.round
+    screen = console.err if console.err.is_terminal else console.out  # notes go to stderr, above the bar
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=min(40, max(4, console.out.width - TEXT_WIDTH))),
-        _StatusColumn(),
+        BarColumn(bar_width=min(40, max(4, screen.width - TEXT_WIDTH))),
+        console.StatusColumn(),
         TextColumn("left"),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console.out, speed_estimate_period=600) as progress:
-        start, pace = run.state.round, console.Pace()
+    with Progress(*columns, console=screen, speed_estimate_period=600) as progress:
         bar = progress.add_task(_label(name, start, total), total=total, completed=start, status="starting")
 
         def show(what: str, done: int, whole: int) -> None:
             if what == "devices":
                 progress.update(bar, completed=run.state.round + done / (whole + 1))
             else:
-                progress.update(bar, status=pace(what, done, whole))
+                progress.update(bar, status=f"{what} {done}/{whole}")
 
         for record in run.iterate(show):
             number = record["round"] + 1

@@ -57,5 +57,7 @@ def main() -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"feddumap: {printable(' '.join(message.split()))}", file=sys.stderr)
+    from feddumap.system import console
+
+    console.say(f"feddumap: {printable(' '.join(message.split()))}")
     sys.exit(2)

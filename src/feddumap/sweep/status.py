@@ -149,7 +149,7 @@ def results(cells: Sequence[Cell], failures: dict[str, str]) -> list[dict[str, A
 
 
 def show_results(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the results, one row per cell."""
+    """Print the results, one row per cell. A narrow terminal leaves out the last columns."""
     only_methods = all(list(row["swept"]) == ["method.name"] for row in rows)
     columns = ("accuracy", "last 10", "virtual time", "parameters", "MACs", "down", "up", "wall time")
     shown = []
@@ -168,4 +168,4 @@ def show_results(rows: Sequence[dict[str, Any]]) -> None:
         )
         shown.append([row["cell"], *cells])
     first = "method" if only_methods else "cell"
-    console.table("", (first, *columns), shown, right=columns, width=WIDTH)
+    console.table("", (first, *columns), shown, right=columns, width=WIDTH, optional=columns[2:])

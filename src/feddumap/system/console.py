@@ -6,13 +6,24 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+from rich.text import Text
 
 from feddumap.errors import escape_controls
+from feddumap.system import widths
 
 LOG_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
@@ -34,8 +45,9 @@ err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """Print a message to stderr."""
-    err.print(message, markup=False)
+    """Print a message to stderr, in a terminal broken between words."""
+    text = _lines(message)
+    err.print(widths.wrapped(text, err.width) if err.is_terminal else text, markup=False)
 
 
 def table(
@@ -44,20 +56,46 @@ def table(
     rows: Iterable[Sequence[Any]],
     right: Sequence[str] = (),
     width: int | None = None,
+    optional: Sequence[str] = (),
 ) -> None:
     """Print a table. Numeric columns and those named in `right` are right-aligned. `width` is the width where
-    stdout is not a terminal."""
+    stdout is not a terminal.
+
+    Titles break between words only, numbers and the first column never. What does not fit continues in
+    another table below, without the `optional` columns.
+    """
+    target = out if width is None or out.is_terminal else Console(file=out.file, width=width, highlight=False)
     cells = [[_cell(value) for value in row] for row in rows]
-    shown = Table(title=title or None, title_justify="left", header_style="bold", show_header=any(columns))
-    for index, column in enumerate(columns):
-        numeric = column in right or (bool(cells) and all(_is_number(row[index]) for row in cells))
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
+    parts = [_Column(name, [row[at] for row in cells], name in right) for at, name in enumerate(columns)]
+    extents = [part.extent() for part in parts]
+    extents[0] = widths.Extent(min(extents[0].most, target.width // 2), extents[0].most)
+    chosen = widths.kept(extents, [at for at, name in enumerate(columns) if name in optional], target.width)
+    for number, block in enumerate(widths.blocks(extents, chosen, target.width)):
+        shares = widths.shared([extents[index] for index in block], target.width)
+        target.print(_table("" if number else title, [parts[index] for index in block], shares))
+
+
+def _table(title: str, columns: Sequence[_Column], shares: Sequence[int]) -> Table:
+    named = any(column.title for column in columns)
+    shown = Table(title=title or None, title_justify="left", header_style="bold", show_header=named)
+    for column, share in zip(columns, shares, strict=True):
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        shown.add_column(column.title, justify=justify, overflow="fold", width=share)
+    for row in zip(*(column.cells for column in columns), strict=True):
         shown.add_row(*row)
-    if width is None or out.is_terminal:
-        out.print(shown)
-    else:
-        Console(file=out.file, width=width, highlight=False).print(shown)
+    return shown
+
+
+class _Column:
+    """A column of a table: title, cells, and whether they are aligned to the right and stay whole."""
+
+    def __init__(self, title: str, cells: Sequence[str], right: bool) -> None:
+        self.title, self.cells = title, cells
+        self.right = right or (bool(cells) and all(map(_is_number, cells)))
+
+    def extent(self) -> widths.Extent:
+        plain = [Text.from_markup(cell).plain for cell in self.cells]
+        return widths.extent(Text.from_markup(self.title).plain, plain, whole=self.right)
 
 
 def _cell(value: Any) -> str:
@@ -141,6 +179,13 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+class StatusColumn(ProgressColumn):
+    """The field `status` of a task: the only text that is shortened where the terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
+
+
 class Pace:
     """Formats the progress of a task and the time left, estimated from its pace so far."""
 
@@ -182,10 +227,11 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 def total_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     """One progress bar for several tasks: yields a function of (done, status text)."""
     if err.is_terminal:
-        columns = (BarColumn(bar_width=None), TextColumn("{task.description}"), TimeElapsedColumn())
+        elapsed = (TextColumn("elapsed"), TimeElapsedColumn(table_column=Column(no_wrap=True)))
+        columns = (BarColumn(bar_width=None), StatusColumn(), *elapsed)
         with Progress(*columns, console=err, expand=True) as progress:
-            bar = progress.add_task("", total=total)
-            yield lambda done, said: progress.update(bar, completed=done, description=said)
+            bar = progress.add_task("", total=total, status="")
+            yield lambda done, said: progress.update(bar, completed=done, status=said)
         return
     printed = time.monotonic()
 
