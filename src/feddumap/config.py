@@ -100,9 +100,9 @@ def explain(detail: ErrorDetails, prefix: str = "") -> str:
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         allowed = _allowed(path[:-1])
         near = get_close_matches(path[-1], allowed, n=1)
-        hint = f"did you mean {prefix}{'.'.join([*path[:-1], near[0]])}? " if near else ""
+        hint = f"did you mean {prefix}{'.'.join([*path[:-1], near[0]])}? Allowed" if near else "allowed"
         kind = "section" if len(path) == 1 and not prefix else "key"
-        return f"unknown {kind} {key}: {hint}Allowed: {', '.join(allowed)}"
+        return f"unknown {kind} {key}: {hint}: {', '.join(allowed)}"
     message = detail["msg"].removeprefix("Value error, ")
     value = detail["input"]
     return f"{key} = {show(value)}: {message[0].lower()}{message[1:]}"

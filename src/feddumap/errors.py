@@ -78,5 +78,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FeddumapError:
     """
     names = sorted(known)
     near = get_close_matches(name[:LONGEST_VALUE], names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return FeddumapError(f"unknown {kind} {show(name)}: {hint}Known: {', '.join(names)}")
+    hint = f"did you mean {near[0]!r}? Known" if near else "known"
+    return FeddumapError(f"unknown {kind} {show(name)}: {hint}: {', '.join(names)}")

@@ -38,10 +38,20 @@ NAN = np.ones((6, 3))
 NAN[4, 1] = np.nan
 
 
+def test_a_file_of_other_arrays_names_them(tmp_path: Path) -> None:
+    np.savez(tmp_path / "c.npz", x=np.ones((6, 3)), y=np.arange(6))
+    with pytest.raises(FeddumapError, match=r"test_labels: it has 'x', 'y'$"):
+        catalog.get(str(tmp_path / "c.npz"))
+
+
 @pytest.mark.parametrize(
     ("changes", "keys", "message"),
     [
-        ({"test_labels": None}, {}, "lacks test_labels: expected train_inputs, "),
+        (
+            {"test_labels": None},
+            {},
+            "lacks test_labels: expected train_inputs, .*, but it has 'train_inputs', 'train_labels'",
+        ),
         ({"train_inputs": np.array(["a"] * 6)}, {}, r"train_inputs is <U1 \(6,\): expected images"),
         ({"train_inputs": np.zeros((6, 3), bool)}, {}, r"train_inputs is bool \(6, 3\): expected images"),
         ({"train_inputs": np.zeros((6, 2, 2, 2), np.uint8)}, {}, r"uint8 \(6, 2, 2, 2\): expected uint8 \(N"),
@@ -115,12 +125,12 @@ def truncated(path: Path) -> None:
     ("name", "damage", "message"),
     [
         ("own.npz", truncated, "not a readable .npz file"),
-        ("own.npz", Path.unlink, "cannot read the data set .*: No such file"),
+        ("own.npz", Path.unlink, "cannot read the data set: no file or folder .*"),
         ("own.npz", lambda path: path.write_bytes(b""), "not a readable .npz file"),
         ("own.npz", lambda path: path.write_bytes(_single()), "holds a single array"),
         ("own.parquet", truncated, "not a readable Parquet file"),
         ("own.parquet", lambda path: path.write_bytes(b""), "not a readable Parquet file"),
-        ("own.parquet", Path.unlink, "cannot read the data set .*: No such file"),
+        ("own.parquet", Path.unlink, "cannot read the data set: no file or folder .*"),
         ("own.csv", lambda path: path.write_text(""), r"not a readable CSV file \(Empty CSV file\)"),
         ("own.csv", lambda path: path.write_text("a,label\n"), "has no rows"),
         ("own.csv", lambda path: path.write_text("a,label\n1,0\n2\n"), r"not a readable CSV file .*Row #3"),
@@ -129,7 +139,7 @@ def truncated(path: Path) -> None:
             lambda path: path.write_bytes(b"a,label\n\xff\xfe,1\n"),
             "row 1 of the column a is not UTF-8",
         ),
-        ("own.csv", Path.unlink, "cannot read the data set .*: No such file"),
+        ("own.csv", Path.unlink, "cannot read the data set: no file or folder .*"),
     ],
 )
 def test_files(name: str, damage: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
@@ -236,7 +246,7 @@ def test_a_test_part_that_does_not_fit(tmp_path: Path) -> None:
         pq.write_table(pa.table(columns), other)
         with pytest.raises(FeddumapError, match=message):
             catalog.get(DataConfig(name=str(path), test=str(other)))
-    with pytest.raises(FeddumapError, match=r"cannot read the data set .*nowhere.parquet: No such file"):
+    with pytest.raises(FeddumapError, match=r"cannot read the data set: no file or folder .*nowhere.parquet"):
         catalog.get(DataConfig(name=str(path), test=str(tmp_path / "nowhere.parquet")))
 
 
@@ -269,8 +279,18 @@ def test_what_does_not_fit_into_memory_is_not_read(tmp_path: Path, monkeypatch: 
     refused("declares .* of data, but this machine has 0.1 KB", tmp_path / "own.parquet")
 
 
-def test_unknown_name() -> None:
-    with pytest.raises(FeddumapError, match=r"unknown data set 'nothing': Known: .*\.parquet or \.csv"):
+def test_a_missing_path_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the folder in which a relative path was looked for."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        FeddumapError, match=r"unknown data set 'nothing': known: .*\.parquet or \.csv"
+    ) as found:
         catalog.get("nothing")
+    assert str(found.value).endswith(f"; data.name: no file or folder 'nothing' in {tmp_path}")
+    with pytest.raises(FeddumapError, match=r"no file or folder '/absent/nothing'$"):
+        catalog.get("/absent/nothing")
+    for name in ("nothing.npz", "nothing.csv"):
+        with pytest.raises(FeddumapError, match=f"no file or folder '{name}' in {tmp_path}$"):
+            catalog.get(name)
     with pytest.raises(FeddumapError, match=r"'nothing\.txt'"):
         catalog.get("nothing.txt")

@@ -235,7 +235,7 @@ def test_what_is_refused(home: Path, tmp_path: Path) -> None:
     with pytest.raises(FeddumapError, match="unknown format 'onyx': did you mean 'onnx'"):
         export.write(run, "onyx")
     with pytest.raises(
-        FeddumapError, match=r"unknown format 'torchscript': Known: executorch, onnx, safetensors"
+        FeddumapError, match=r"unknown format 'torchscript': known: executorch, onnx, safetensors"
     ):
         export.write(run, "torchscript")
     out = tmp_path / "mine"

@@ -106,6 +106,14 @@ def test_a_run_of_ones_own_needs_no_trust(run: CommandLine, tmp_path: Path, thei
         api.resume(tmp_path / "own", rounds=3)
 
 
+def test_code_that_is_nowhere_is_not_found(theirs: Path, run: CommandLine, tmp_path: Path) -> None:
+    forget(tmp_path)
+    (tmp_path / "trusted_nets.py").unlink()
+    code, _, errors = run("resume", str(theirs))
+    assert code == 2
+    assert "model.name = 'trusted_nets:make' (not found); modules are searched" in errors
+
+
 def test_who_passes_the_names_needs_no_trust(theirs: Path, run: CommandLine) -> None:
     config = small(model={"name": "trusted_nets:make"}, train={"rounds": 2})
     with api.begin(config, theirs) as again:

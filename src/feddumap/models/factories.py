@@ -34,8 +34,8 @@ class Factory:
             raise
         except Exception as error:  # a user's function may raise anything
             raise FeddumapError(
-                f"model.name = {self.name!r}: the factory failed ({first_line(error)}): correct it or the "
-                "keys of [model]"
+                f"model.name = {self.name!r}: the factory failed ({first_line(error)}) for the input "
+                f"{given.describe()} and {classes} classes: correct it or the keys of [model]"
             ) from error
         if not isinstance(made, nn.Module):
             raise FeddumapError(

@@ -28,6 +28,7 @@ from feddumap.system.json_text import parse_json
 
 FILE = "code.json"
 KEY_BYTES = 32
+NOWHERE = "nowhere"
 
 
 def code_of(directory: Path, config: Config) -> dict[str, str]:
@@ -56,9 +57,9 @@ def found_in(name: str) -> str:
         found = next((spec for finder in sys.meta_path if (spec := finder.find_spec(top, None))), None)
         found = found or PathFinder.find_spec(top, [str(Path.cwd())])
     except (ImportError, ValueError, AttributeError):
-        return "nowhere"
+        return NOWHERE
     if found is None:
-        return "nowhere"
+        return NOWHERE
     origin = found.origin or next(iter(found.submodule_search_locations or ()), "")
     return str(Path(origin).resolve()) if found.has_location or not found.origin else origin
 
@@ -85,12 +86,17 @@ def require(directory: Path, config: Config, action: str) -> None:
     named = code_of(directory, config)
     if not named or is_known(directory, named):
         return
-    shown = ", ".join(f"{key} = {name!r} (found in {found_in(name)})" for key, name in named.items())
+    shown = ", ".join(f"{key} = {name!r} ({_place(name)})" for key, name in named.items())
     raise FeddumapError(
         f"{directory} was not made by you here, and {action} it imports and runs code it names: {shown}; "
         f"modules are searched among the installed ones, then in the current folder {Path.cwd()}: look "
         "at that code, then give --trust (in Python trust=True) to run it"
     )
+
+
+def _place(name: str) -> str:
+    found = found_in(name)
+    return "not found" if found == NOWHERE else f"found in {found}"
 
 
 def _message(named: dict[str, str]) -> bytes:

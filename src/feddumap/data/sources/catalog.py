@@ -105,11 +105,12 @@ def code_contents(config: DataConfig) -> Contents:
     """What the function that `data.name` means returns, checked."""
     name = config.name
     if not code.is_code(name) and name not in code.names():
-        raise unknown(
+        error = unknown(
             "data set",
             name,
             [*NAMES, *code.names(), "the path of an .npz, .parquet or .csv file or of a folder", "hub:NAME"],
         )
+        raise FeddumapError(f"{error}; data.name: {own.missing(Path(name).expanduser())}")
     own.check_keys(config, (), f"{name} is made by code")
     contents = code.make(name)
     if problem := dataset.find_problem(contents):

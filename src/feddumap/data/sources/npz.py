@@ -27,6 +27,7 @@ REQUIRED = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 OTHER_ERRORS = (struct.error, IndexError, lzma.LZMAError)
 OTHERS = ("classes", "train_users", "test_users")
+MOST_NAMES = 8  # of arrays in an error
 OLDER = {"train_inputs": "train_images", "test_inputs": "test_images", "inputs": "images"}
 """Names of earlier versions, still accepted."""
 
@@ -70,6 +71,7 @@ def arrays(path: Path, wanted: Sequence[str], also: Sequence[str] = ()) -> dict[
             total = sum(_declared(archive.zip, stored) for stored in chosen.values())
             require_memory(total, str(path), path.stat().st_size, "save it with numpy.savez if it is sound")
             found = {name: archive[stored] for name, stored in chosen.items()}
+            present = ", ".join(map(show, archive.files[:MOST_NAMES])) or "no arrays"
     except OSError as error:
         raise FeddumapError(f"cannot read the data set {path}: {error.strerror or error}") from None
     except (
@@ -86,7 +88,8 @@ def arrays(path: Path, wanted: Sequence[str], also: Sequence[str] = ()) -> dict[
             f"{path} is not a readable .npz file ({shown}): save plain arrays with numpy.savez"
         ) from None
     if missing := [name for name in wanted if name not in found]:
-        raise FeddumapError(f"{path} lacks {', '.join(missing)}: expected {', '.join(wanted)}")
+        expected = "" if len(missing) == len(wanted) else f"expected {', '.join(wanted)}, but "
+        raise FeddumapError(f"{path} lacks {', '.join(missing)}: {expected}it has {present}")
     return found
 
 

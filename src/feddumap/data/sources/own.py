@@ -11,7 +11,7 @@ from pathlib import Path
 from feddumap.config import DataConfig
 from feddumap.data.dataset import Contents
 from feddumap.data.sources import folder, hub, npz, tables
-from feddumap.errors import FeddumapError
+from feddumap.errors import FeddumapError, show
 from feddumap.system.callbacks import Say
 
 READING = (
@@ -96,6 +96,11 @@ def check_keys(data: DataConfig, allowed: Iterable[str], subject: str) -> None:
         )
 
 
+def missing(path: Path) -> str:
+    """That there is nothing at a path, with the folder in which a relative one was looked for."""
+    return f"no file or folder {show(str(path))}" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+
+
 def file_digest(paths: Iterable[Path]) -> str:
     """SHA-256 of the files' contents."""
     total = hashlib.sha256()
@@ -103,6 +108,8 @@ def file_digest(paths: Iterable[Path]) -> str:
         try:
             with path.open("rb") as file:
                 total.update(hashlib.file_digest(file, "sha256").digest())
+        except FileNotFoundError:
+            raise FeddumapError(f"cannot read the data set: {missing(path)}") from None
         except OSError as error:
             raise FeddumapError(f"cannot read the data set {path}: {error.strerror}") from None
     return total.hexdigest()
