@@ -140,7 +140,9 @@ def costs(data: str, model: str) -> str:
 def differences(data: str, model: str) -> str:
     """The difference to FedAvg in the mean of the last ten rounds, paired over seeds."""
     found = [each for each in chosen(data, model) if len(each.runs) > 1]
-    base = next(each for each in found if name(each) == "`fedavg`")
+    base = next((each for each in found if name(each) == "`fedavg`"), None)
+    if base is None:
+        return "Not before there are two seeds of FedAvg."
     lines = []
     for row, each in zip(compare(found, [], base.label).rows, found, strict=True):
         if (d := row.difference) is not None and d.mean is not None:

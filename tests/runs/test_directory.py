@@ -461,6 +461,9 @@ def test_smoothing_is_the_papers_filter() -> None:
     np.testing.assert_allclose(smooth(curve.tolist())[19:61], middle, atol=1e-12)
     for length in range(1, 60):
         assert len(smooth(curve[:length].tolist())) == length
+    step = [0.1] * 30 + [1.0] * 30  # a cubic through it would exceed 1
+    assert smooth(step).max() == 1.0
+    assert smooth(step).min() == 0.1
 
 
 def test_summary_figures() -> None:

@@ -15,7 +15,7 @@ WINDOW, ORDER = 39, 3
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
-    """Savitzky-Golay, window 39, order 3.
+    """Savitzky-Golay, window 39, order 3, between the smallest and the largest of the values.
 
     A cubic fitted to a whole short curve overshoots at its ends, so the window of a curve of fewer than 39
     points is a third of its length, and a curve of fewer than 15 points is not smoothed.
@@ -33,7 +33,7 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     from scipy.signal import savgol_filter  # slow to import, and needed only at the end
 
     smoothed: np.ndarray = savgol_filter(curve, window, ORDER)
-    return smoothed
+    return np.clip(smoothed, curve.min(), curve.max())  # a cubic overshoots behind a steep rise
 
 
 def evaluated(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
