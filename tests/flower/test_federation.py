@@ -70,9 +70,9 @@ def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("federations") / "four"
     # a killed SuperLink may lose a message: every device is asked again after a minute, none is left out
     patient = ["run.timeout=60", "run.least_share=1"]
-    made = project.create(folder, 4, sets=[*QUICK, *patient, "train.rounds=4", "method.name=fedavg"])
     with pytest.MonkeyPatch.context() as patch, Supervisor(folder / "logs") as processes:
         patch.setenv("FEDDUMAP_HOME", str(prepared_home))
+        made = project.create(folder, 4, sets=[*QUICK, *patient, "train.rounds=4", "method.name=fedavg"])
         federation = Federation(made, processes, lasting=True)
         federation.start_superlink()
         federation.register(range(4))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -14,10 +15,12 @@ from types import SimpleNamespace
 from typing import cast
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from feddumap.cli.main import app
+from feddumap.config import load
 from feddumap.errors import FeddumapError
 from feddumap.runs.reader import read_records
 
@@ -75,12 +78,14 @@ def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.M
     assert made.nodes == 2
     assert made.config().train.rounds == 3
     assert made.config().aggregate.name == "clipped"  # which goes with every method but those of FedKT
-    voting = project.example_config(2, ["method.name=fedkt"])
+    voting = project.new_config(2, ["method.name=fedkt"])
     assert voting.aggregate.name == "mean"
-    assert project.example_config(4, ["run.secure=true"]).aggregate.name == "mean"
-    private = project.example_config(4, ["privacy.clip=1.0", "privacy.noise=1.0"])
+    assert project.new_config(4, ["run.secure=true"]).aggregate.name == "mean"
+    private = project.new_config(4, ["privacy.clip=1.0", "privacy.noise=1.0"])
     assert (private.aggregate.name, private.method.settings["degree"]) == ("mean", "device")
-    assert project.example_config(2, ["aggregate.name=trust"]).aggregate.name == "trust"
+    assert project.new_config(2, ["aggregate.name=trust"]).aggregate.name == "trust"
+    described = tomllib.loads((made.path / "pyproject.toml").read_text())["project"]
+    assert {"name", "version", "description", "license"} <= described.keys()  # else `flwr run` warns
     secret = {"server.key", "superexec.secret", "control.token", "node-0", "node-1"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.keys.iterdir()}
     assert {name for name, mode in modes.items() if mode == 0o600} == secret
@@ -101,6 +106,66 @@ def test_init_makes_a_folder_whole_or_none(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ZeroDivisionError):
         project.create(tmp_path / "other", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["fed"]
+
+
+def test_init_checks_the_data_and_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the start of a run does, and before there is a folder."""
+    monkeypatch.chdir(tmp_path)
+    for sets, message in (
+        (["data.name=shapes"], f"no file or folder 'shapes' in {tmp_path}"),
+        (["model.name=my_nets:small"], "model 'my_nets:small' cannot be imported"),
+        (["model.weights=none.safetensors"], "model.weights = 'none.safetensors' cannot be read"),
+        (["train.cohort=5"], "train.cohort = 5 is larger than data.devices = 2"),
+        (["data.devices=3"], "data.devices = 3: expected the number of nodes, 2"),
+    ):
+        with pytest.raises(FeddumapError, match=message):
+            project.create(tmp_path / "fed", 2, sets=sets)
+    assert list(tmp_path.iterdir()) == []
+
+
+EXPERIMENT = """\
+[data]
+name = "own.npz"
+devices = 6
+partition = "iid"
+[model]
+name = "mlp"
+[method]
+name = "feddum"
+[train]
+rounds = 5
+cohort = 3
+lr = 0.2
+"""
+
+
+def test_init_takes_the_configuration_of_an_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes what a federation needs and no more, so that the weights are those of the experiment."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(120, 4)), np.arange(120) % 4
+    np.savez("own.npz", train_inputs=inputs, train_labels=labels, test_inputs=inputs, test_labels=labels)
+    Path("experiment.toml").write_text(EXPERIMENT)
+    result = CliRunner().invoke(app, ["flower", "init", "fed", "experiment.toml", "--set", "run.seed=5"])
+    assert result.exit_code == 0, result.output
+    made = project.opened(tmp_path / "fed")
+    assert made.nodes == 6
+    expected = load(Path("experiment.toml")).replace(
+        data={"name": str(tmp_path / "own.npz")}, run={"engine": "flower", "seed": 5}
+    )
+    assert made.config() == expected
+    fewer = project.new_config(4, ["train.lr=0.3"], Path("experiment.toml"))
+    assert (fewer.data.devices, fewer.train.lr, fewer.model.name) == (4, 0.3, "mlp")
+
+
+def test_a_folder_of_the_name_of_a_known_data_set_is_not_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("digits").mkdir()
+    assert project.new_config(2).data.name == "digits"
 
 
 def test_without_flower_the_commands_say_what_to_install(

@@ -18,7 +18,16 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's
 @app.command()
 def init(
     directory: Directory,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of devices; each gets a key pair.")] = 4,
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml]", help="Configuration file; default a small one to try."),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of devices; each gets a key pair. Default 4, or data.devices of CONFIG.toml."
+        ),
+    ] = None,
     hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,7 +46,7 @@ def init(
     from feddumap.system import console
 
     programs.require_flower()
-    made = project.create(directory, nodes, hosts or (), sets or ())
+    made = project.create(directory, nodes, hosts or (), sets or (), config, console.say)
     console.out.print(
         f"{directory} holds a federation of {made.nodes}: try it with `feddumap flower up {directory}`, and "
         f"read {directory / 'README.md'} for devices on other machines",

@@ -11,13 +11,19 @@ from typing import Any
 
 import tomli_w
 
+from feddumap import run as api
 from feddumap.config import Config, load
+from feddumap.data.sources import catalog
 from feddumap.errors import FeddumapError
 from feddumap.flower.local.readme import README
 from feddumap.methods import secure
-from feddumap.methods.registry import compose, resolve, settings_model
+from feddumap.methods.registry import compose, settings_model
 from feddumap.system.atomic_files import write_text
+from feddumap.system.callbacks import Say, ignore
 
+NODES = 4  # of a federation to try
+PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("clock", "fleet"))
+"""The keys that name files and folders."""
 PORT = 9443
 CONNECTION = "federation"  # the SuperLink's name in Flower's configuration
 APP = {
@@ -67,9 +73,36 @@ class Project:
         return load(self.path / "config.toml")
 
 
+def new_config(
+    nodes: int | None = None, sets: Sequence[str] = (), file: Path | None = None, say: Say = ignore
+) -> Config:
+    """The configuration of a new federation: that of a file, or a small one to try. Its data, network and
+    method are checked as when a run starts. Without `nodes` there are as many as the file has devices."""
+    if file is None:
+        nodes = nodes or NODES
+        config = example_config(nodes, sets)
+    else:
+        given = [] if nodes is None else [f"data.devices={nodes}"]
+        config = load(file, [*given, "run.engine=flower", *sets])
+    secure.check(config)
+    checked = api.start(config, say=say).config
+    if nodes is not None and checked.data.devices != nodes:
+        raise FeddumapError(f"data.devices = {checked.data.devices}: expected the number of nodes, {nodes}")
+    return _with_absolute_paths(config.replace(data={"devices": checked.data.devices}))
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """Every node opens these files and folders, wherever it was started."""
+    found: dict[str, dict[str, str]] = {}
+    for section, key in PATHS:
+        value = getattr(getattr(config, section), key)
+        if value and value not in catalog.NAMES and Path(value).expanduser().exists():
+            found.setdefault(section, {})[key] = str(Path(value).expanduser().absolute())
+    return config.replace(**found)
+
+
 def example_config(nodes: int, sets: Sequence[str]) -> Config:
-    """A small configuration to try, with these keys set: it prunes early. The path of a data set is made
-    absolute, as every node opens it."""
+    """A small configuration to try, with these keys set: it prunes early."""
     name = load(None, sets).data.name
     digits = ["data.server_fraction=0.15", "data.server_classes=8", "data.augment=false"]
     given = [
@@ -91,24 +124,26 @@ def example_config(nodes: int, sets: Sequence[str]) -> Config:
         given.append("method.degree=device")
     if "prune_round" in keys:
         given.append("method.prune_round=2")
-    config = load(None, [*given, *sets])
-    if Path(name).exists():
-        config = config.replace(data={"name": str(Path(name).absolute())})
-    if config.data.devices != nodes:
-        raise FeddumapError(f"data.devices = {config.data.devices}: expected the number of nodes, {nodes}")
-    resolve(config.method)  # an unknown key is an error now
-    secure.check(config)
-    return config
+    return load(None, [*given, *sets])
 
 
-def create(path: Path, nodes: int, hosts: Sequence[str] = (), sets: Sequence[str] = ()) -> Project:
-    """Create a folder with everything in it, or none at all; an existing folder is an error."""
+def create(
+    path: Path,
+    nodes: int | None = None,
+    hosts: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    file: Path | None = None,
+    say: Say = ignore,
+) -> Project:
+    """Create a folder with everything in it, or none at all; an existing folder is an error. For the other
+    arguments see `new_config`."""
     from feddumap.flower import device_keys  # both need a package that comes with Flower
     from feddumap.flower.local import certificates
 
     if path.exists() or path.is_symlink():
         raise FeddumapError(f"{path} exists already: give the name of a folder that does not exist yet")
-    config = example_config(nodes, sets)
+    config = new_config(nodes, sets, file, say)
+    nodes = config.data.devices
     path.parent.mkdir(parents=True, exist_ok=True)
     final = path.parent.resolve() / path.name
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=final.parent))
@@ -171,6 +206,7 @@ def _fill(draft: Path, final: Path, config: Config, nodes: int, hosts: Sequence[
             "name": "feddumap-federation",
             "version": "1.0.0",
             "description": "Federated training with feddumap over Flower.",
+            "license": "Apache-2.0",
             "dependencies": [],
         },
         "tool": {"flwr": {"app": app}},
