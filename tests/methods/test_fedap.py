@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from torch import nn
 
 from feddumap import run as api
 from feddumap.config import Config
-from feddumap.core.messages import Answer
+from feddumap.core.messages import Answer, Broadcast, Question
 from feddumap.core.sampling import select
 from feddumap.core.tensors import digest
 from feddumap.data.label_mix import divergence
+from feddumap.engine.local import LocalCohort
 from feddumap.errors import FeddumapError
 from feddumap.models import macs, parameters
 from feddumap.models.cost import parameter_names
@@ -66,6 +68,22 @@ def test_the_rounds_before_are_those_without_pruning(quick: None, pruned: str, p
     assert mine[PRUNED] != theirs[PRUNED]
     assert [("pruning" in record) for record in with_.records] == [False, False, True, False]
     assert not any("pruning" in record for record in without.records)
+
+
+def test_without_any_rate_the_round_is_an_error(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a pruning of nothing: the run can be resumed in that round."""
+    survey = LocalCohort.survey
+
+    def lost(self: LocalCohort, question: Question, message: Broadcast, devices: Sequence[int]) -> Any:
+        if question.name != "rate":
+            return survey(self, question, message, devices)
+        return (Answer(device, lost="it is gone") for device in devices)
+
+    run = api.start(config(data={"server_fraction": 0.0}))
+    monkeypatch.setattr(LocalCohort, "survey", lost)
+    with pytest.raises(FeddumapError, match=r"round 2: no device told its pruning rate, .*: resume when"):
+        run.run()
+    assert run.state.round == PRUNED
 
 
 def test_the_record_of_the_pruning_round(quick: None) -> None:

@@ -89,6 +89,11 @@ def survey_rates(
         degree = degree_of(answer.device, state, context)
         nodes.append(NodeReport(answer.device, samples, degree, dict(answer.values)))
         context.progress("pruning rates", len(nodes), expected)
+    if not nodes:  # p* would be 0, and nothing pruned
+        raise FeddumapError(
+            f"round {state.round}: no device told its pruning rate, and the server has no samples for one: "
+            "resume when devices are there"
+        )
     return nodes
 
 
