@@ -16,7 +16,8 @@ from feddumap.errors import FeddumapError
 from feddumap.export.metadata import Metadata
 from feddumap.models import network
 from feddumap.models.cost import macs
-from feddumap.runs.reader import Checkpoint, read_checkpoint, read_config, read_records
+from feddumap.runs import integrity
+from feddumap.runs.reader import read_config, read_records
 from feddumap.system.callbacks import Say
 
 INPUTS = 32  # test samples to compare outputs on
@@ -34,7 +35,7 @@ class TrainedModel:
 def read(directory: Path, say: Say) -> TrainedModel:
     """The newest valid model of a run directory; the run may be in training."""
     config = read_config(directory)
-    state = _newest(directory, say).state
+    state = integrity.newest(directory, say).state
     classes, inputs = _classes_and_inputs(config, state.architecture, say)
     records = read_records(directory)[: state.round]
     run = {
@@ -50,35 +51,6 @@ def read(directory: Path, say: Say) -> TrainedModel:
     module = network(state.architecture, state.weights).eval()
     whole = replace(state.architecture, frozen="")  # an export has all tensors
     return TrainedModel(module, Metadata(whole, classes, run), inputs)
-
-
-def _newest(directory: Path, say: Say) -> Checkpoint:
-    while True:
-        paths = _checkpoints(directory)
-        damaged = []
-        for path in paths:
-            try:
-                saved = read_checkpoint(path)
-            except FeddumapError as error:
-                if path.exists():  # a run in training deletes old checkpoints
-                    damaged.append(str(error))
-                continue
-            if damaged:
-                say(f"{'; '.join(damaged)}: exporting the model after {saved.state.round} rounds")
-            return saved
-        if paths == _checkpoints(directory):
-            break
-    if damaged:
-        raise FeddumapError(
-            f"{directory} has no valid checkpoint ({'; '.join(damaged)}): run `feddumap resume {directory}`"
-        )
-    raise FeddumapError(
-        f"{directory} has no checkpoint yet: wait for the first round or run `feddumap resume {directory}`"
-    )
-
-
-def _checkpoints(directory: Path) -> list[Path]:
-    return sorted(directory.glob("checkpoint-*.json"), reverse=True)
 
 
 def _classes_and_inputs(

@@ -96,7 +96,7 @@ def candidates(architecture: Architecture, units: Units = "filters") -> Candidat
         try:
             touched = _touched(graph, module)
         except Exception as error:  # Torch-Pruning may raise anything about operations it does not know
-            refused[name] = f"its units cannot be followed ({_line(error)})"
+            refused[name] = f"its units cannot be followed ({line_of(error)})"
             continue
         outputs = [other for other, outwards in touched if outwards and width_of(other) and other in names]
         members = tuple(dict.fromkeys(names[other] for other in outputs if not is_depthwise(other)))
@@ -116,7 +116,7 @@ def traced(network: nn.Module, given: InputSpec) -> Any:
     except FeddumapError:
         raise
     except Exception as error:  # a user's network may raise anything while traced
-        raise FeddumapError(f"the network cannot be traced for pruning: {_line(error)}") from error
+        raise FeddumapError(f"the network cannot be traced for pruning: {line_of(error)}") from error
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -252,5 +252,6 @@ def _passed(graph: Any, module: nn.Module) -> Iterator[str]:
         yield from (word for key, word in OPERATIONS.items() if key in name)
 
 
-def _line(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
+    """The first line of an error's message."""
     return next(iter(str(error).splitlines()), type(error).__name__)

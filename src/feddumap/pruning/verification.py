@@ -25,7 +25,7 @@ from feddumap.errors import FeddumapError
 from feddumap.models import build, layer_widths
 from feddumap.models.resize import is_transposed, width_of
 from feddumap.pruning.removal import PruningPlan, plan
-from feddumap.pruning.structure import Candidates, PrunableLayer, is_depthwise
+from feddumap.pruning.structure import Candidates, PrunableLayer, is_depthwise, line_of
 
 TOLERANCE = 1e-9
 AMOUNTS = (0.0, 0.25, 0.5, 1.0)
@@ -78,7 +78,7 @@ def _fault_of(architecture: Architecture, layers: Sequence[PrunableLayer]) -> st
         try:
             cut = plan(architecture, trial(architecture, layers, turn))
         except FeddumapError as error:
-            return f"a trial cut cannot run ({_line(error.__cause__ or error)})"
+            return f"a trial cut cannot run ({line_of(error.__cause__ or error)})"
         if fault := _compare(architecture, cut):
             return fault
     return None
@@ -114,7 +114,7 @@ def _compare(architecture: Architecture, cut: PruningPlan) -> str | None:
         expected, other = (_run(whole, state, inputs) for state in (silent, redrawn))
         got = _run(build(cut.architecture).double(), cut.apply(silent), inputs)
     except Exception as error:  # a user's network may raise anything
-        return f"a trial cut cannot run ({_line(error)})"
+        return f"a trial cut cannot run ({line_of(error)})"
     if not torch.isfinite(expected).all():
         return "with random weights the network's outputs are not finite"
     if got.shape != expected.shape:
@@ -231,7 +231,3 @@ def _explain(layer: PrunableLayer, fault: str) -> str:
         return fault
     readers = ", ".join(layer.readers[:3]) + (", …" if len(layer.readers) > 3 else "")
     return f"{fault}: on the way to {readers} they pass {', '.join(layer.passed)}"
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

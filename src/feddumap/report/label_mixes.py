@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from feddumap.config import Config
 from feddumap.data import cache
@@ -19,6 +17,7 @@ from feddumap.data.sources import catalog, code
 from feddumap.errors import FeddumapError
 from feddumap.report.lines import evenly_spaced
 from feddumap.report.series import RecordedRun
+from feddumap.runs import integrity
 
 MAX_DEVICES = 100  # shown in a figure
 
@@ -102,7 +101,7 @@ def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
         )
     data = cache.read(folder, verify=False)
     labels, classes = np.asarray(data.train_labels), len(data.classes)
-    split = _read_split(run.path, len(labels))
+    split = Split.from_arrays(integrity.read_split(run.path)[0], len(labels))  # written once, before round 0
     found = split_mixes(split, labels, classes)
     kept = evenly_spaced(split.devices, MAX_DEVICES)
     return LabelMixes(
@@ -117,14 +116,3 @@ def _mix(title: str, run: RecordedRun, seeds: tuple[int, ...]) -> LabelMixes:
         server_degree=found.server_degree,
         seeds=seeds,
     )
-
-
-def _read_split(path: Path, images: int) -> Split:
-    """A run's split, read without the lock: it is written once, before the first round."""
-    file = path / "split.safetensors"
-    try:
-        return Split.from_arrays(load_file(file), images)
-    except (OSError, SafetensorError) as error:
-        raise FeddumapError(
-            f"cannot read the split {file} ({error}): restore the file and rerun the report"
-        ) from None

@@ -20,15 +20,43 @@ from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
 from feddumap.methods import registry
 from feddumap.runs import records
-from feddumap.runs.reader import CHECKPOINT_ERRORS, read_config, read_header
+from feddumap.runs.reader import CHECKPOINT_ERRORS, Checkpoint, read_checkpoint, read_config, read_header
 from feddumap.runs.records import Mark
+from feddumap.system.callbacks import Say
 
 SPLIT, FIRST_WEIGHTS = "split.safetensors", "first-weights.safetensors"
 
 
 def checkpoints(directory: Path) -> list[Path]:
     """The JSON files of a run's checkpoints, newest first."""
-    return sorted(directory.glob("checkpoint-*.json"), reverse=True)
+    found = directory.glob("checkpoint-*.json")
+    return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)  # by round
+
+
+def newest(directory: Path, say: Say) -> Checkpoint:
+    """The newest valid checkpoint of a run, which may be in training; `say` names damaged ones."""
+    while True:
+        paths = checkpoints(directory)
+        damaged = []
+        for path in paths:
+            try:
+                saved = read_checkpoint(path)
+            except FeddumapError as error:
+                if path.exists():  # a run in training deletes old checkpoints
+                    damaged.append(str(error))
+                continue
+            if damaged:
+                say(f"{'; '.join(damaged)}: using the model after {saved.state.round} rounds")
+            return saved
+        if paths == checkpoints(directory):
+            break
+    if damaged:
+        raise FeddumapError(
+            f"{directory} has no valid checkpoint ({'; '.join(damaged)}): run `feddumap resume {directory}`"
+        )
+    raise FeddumapError(
+        f"{directory} has no checkpoint yet: wait for the first round or run `feddumap resume {directory}`"
+    )
 
 
 def headers(directory: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -6,9 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from feddumap.config import Config
 from feddumap.core.messages import Question, ServerState
 from feddumap.core.sampling import select
@@ -22,7 +19,8 @@ from feddumap.models import layer_widths
 from feddumap.pruning.dependency_graph import prunable
 from feddumap.pruning.ranks import unit_ranks
 from feddumap.pruning.rates import node_rate
-from feddumap.runs.reader import read_checkpoint, read_config
+from feddumap.runs import integrity
+from feddumap.runs.reader import read_config
 from feddumap.system import console
 from feddumap.system.callbacks import Progress, Say, ignore
 from feddumap.system.determinism import deterministic
@@ -34,7 +32,7 @@ def preview(path: Path, rate: float | None, say: Say, progress: Progress = ignor
     """What a pruning would remove now, by layer, and why other layers are left; `rate` replaces p*."""
     config = read_config(path)
     settings = _settings(config)
-    state = _newest(path)
+    state = integrity.newest(path, say).state
     server, device = _samples(path, config, state.round, say)
     with deterministic():
         layers = chosen_layers(state.architecture, settings)
@@ -82,24 +80,10 @@ def _settings(config: Config) -> Pruning | Uniform:
     )
 
 
-def _newest(path: Path) -> ServerState:
-    """The state of the newest valid checkpoint; the run may be in training."""
-    for file in sorted(path.glob("checkpoint-*.json"), reverse=True):
-        try:
-            return read_checkpoint(file).state
-        except FeddumapError:  # damaged, or just deleted by the run: the one before it is as good
-            continue
-    raise FeddumapError(f"{path} has no checkpoint yet: wait for its first round, or resume the run")
-
-
 def _samples(path: Path, config: Config, number: int, say: Say) -> tuple[Samples, Samples]:
     """The samples of the server, and of the device that ranks units for a server without any."""
     dataset = catalog.get(config.data, say=say)
-    try:
-        arrays = {name: tensor.numpy() for name, tensor in load_file(path / "split.safetensors").items()}
-    except (OSError, SafetensorError) as error:
-        raise FeddumapError(f"cannot read {path / 'split.safetensors'}: {error}") from None
-    split = Split.from_arrays(arrays, len(dataset.train_labels))
+    split = Split.from_arrays(integrity.read_split(path)[0], len(dataset.train_labels))
     chosen = split.server, split.device((select(config, number) or [0])[0])
     server, device = (Samples.take(dataset.train_inputs, dataset.train_labels, index) for index in chosen)
     return server, device

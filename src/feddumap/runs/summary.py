@@ -33,7 +33,7 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     from scipy.signal import savgol_filter  # slow to import, and needed only at the end
 
     smoothed: np.ndarray = savgol_filter(curve, window, ORDER)
-    return np.clip(smoothed, curve.min(), curve.max())  # a cubic overshoots behind a steep rise
+    return smoothed.clip(curve.min(), curve.max())  # a cubic overshoots behind a steep rise
 
 
 def evaluated(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -24,6 +24,7 @@ from feddumap.data.cache import home
 from feddumap.data.sources.code import is_code
 from feddumap.errors import FeddumapError
 from feddumap.models.factories import LIBRARIES
+from feddumap.runs.integrity import checkpoints
 from feddumap.system.json_text import parse_json
 
 FILE = "code.json"
@@ -36,7 +37,7 @@ def code_of(directory: Path, config: Config) -> dict[str, str]:
     named = {"method.name": config.method.name, "model.name": config.model.name}
     if is_code(config.data.name):
         named["data.name"] = config.data.name
-    for path in sorted(directory.glob("checkpoint-*.json")):
+    for path in reversed(checkpoints(directory)):
         try:
             family = parse_json(path.read_text(encoding="utf-8"))["architecture"]["family"]
         except (OSError, ValueError, LookupError, TypeError):

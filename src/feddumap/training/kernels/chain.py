@@ -162,7 +162,7 @@ class Chain:
         """`gradients` as a function of the batch's start and stop. All other arguments are checked once, and
         the tensors must not be resized while it is in use."""
         check(self.spec.layers[-1].kernel is None, "a chain that ends in a linear layer")
-        self._check_images(images, None)
+        self._check_images(images)
         self._check_flat(parameters, grads)
         call, pointer, batch = self._calls.fdm_gradients, self._pointer, self.batch
         labels, shift = images.labels(0, self.outputs), images.shift(self.outputs)
@@ -181,7 +181,7 @@ class Chain:
         """The outputs for all images, or one batch: logits [n, classes], or feature maps [n, channels ·
         places]."""
         span = span or (0, len(images))
-        self._check_images(images, None)
+        self._check_images(images)
         self._check_flat(parameters)
         outputs = torch.empty(span[1] - span[0], self.outputs)
         self._calls.fdm_outputs(
@@ -253,7 +253,7 @@ class Chain:
         }
         return algorithm if allowed[algorithm] else DIRECT
 
-    def _check_images(self, images: Images, span: tuple[int, int] | None) -> None:
+    def _check_images(self, images: Images) -> None:
         height, width, channels = images.shape
         check(
             channels == self.spec.layers[0].inputs, f"{self.spec.layers[0].inputs} channels, not {channels}"
@@ -262,7 +262,6 @@ class Chain:
             height >= self.size[0] and width >= self.size[1],
             f"images of at least {self.size[0]}×{self.size[1]}, not {height}×{width}",
         )
-        check(span is None or span[1] - span[0] <= self.batch, f"a batch of at most {self.batch}")
 
     def _check_flat(self, *tensors: torch.Tensor) -> None:
         for tensor in tensors:
