@@ -13,8 +13,6 @@ from feddumap.run import Run
 from feddumap.runs.inspect import devices_text
 from feddumap.system import console
 
-TEXT_WIDTH = 72  # of what stands beside the bar
-
 
 def follow(run: Run, name: str = "") -> None:
     """Train a run to the end and show round, accuracy, virtual clock and estimated time left. Of a finished
@@ -43,7 +41,7 @@ def _follow_live(run: Run, name: str) -> None:
     screen = console.err if console.err.is_terminal else console.out  # notes go to stderr, above the bar
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=min(40, max(4, screen.width - TEXT_WIDTH))),
+        BarColumn(bar_width=console.bar_width(screen)),
         console.StatusColumn(),
         TextColumn("left"),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),

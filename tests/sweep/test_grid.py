@@ -19,13 +19,15 @@ from feddumap import run as api
 from feddumap.cli import main as cli
 from feddumap.core.tensors import digest
 from feddumap.errors import FeddumapError
-from feddumap.methods.registry import RECIPES
+from feddumap.methods.idle import NEVER, unreached
+from feddumap.methods.registry import RECIPES, settings_model
 from feddumap.runs.reader import read_checkpoint, read_config, read_records
 from feddumap.sweep import jobs
 from feddumap.sweep.grid import Cell, cells, cells_of, name_from_values, read
+from feddumap.sweep.overhead import Overhead
 from feddumap.sweep.status import CellState, read_state, time_left
 from feddumap.system.console import metric
-from tests.conftest import SMALL
+from tests.conftest import SMALL, small
 from tests.support.runs import interrupted
 
 ROOT = Path(__file__).parents[2]
@@ -385,6 +387,49 @@ def test_the_time_left(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert time_left(plan, 1) == (40.0, [])
     assert time_left(plan, 2) == (30.0, [])
     assert time_left([(three, CellState("new"))], 1) == (0.0, ["lenet on digits"])
+    # besides their rounds, two of them take 7 s each, unless they have started
+    assert time_left(plan, 1, 7.0) == (54.0, [])
+    assert time_left(plan, 1, 7.0, {"2"}) == (47.0, [])
+    assert time_left(plan, 2, 7.0, {"2"}) == (37.0, [])
+    assert time_left([(three, CellState("new"))], 1, 7.0) == (7.0, ["lenet on digits"])
+
+
+def test_what_cells_take_besides_their_rounds() -> None:
+    overhead = Overhead(["a", "b", "c"], 2, now=100.0)
+    assert overhead.mean() is None
+    overhead.trained("a", 0.0, 102.0)
+    assert overhead.mean() is None, "still no round"
+    overhead.trained("a", 1.0, 104.0)  # begun at 100, so 3 s went into something else
+    overhead.trained("a", 1.5, 109.0)  # in the midst of its second round
+    assert (overhead.mean(), set(overhead.started)) == (3.0, {"a"})
+    overhead.trained("b", 1.0, 106.0)  # 5 s
+    assert overhead.mean() == 4.0
+    overhead.ended("a", 6.0, 110.0)  # 4 s: one of them to write its end
+    assert overhead.mean() == 4.5
+    overhead.trained("c", 2.0, 118.0)  # it began as the first one ended: 6 s
+    assert overhead.mean() == 5.0
+
+
+def test_what_never_happens_is_said_once_with_its_methods(write: Write, grid: Command) -> None:
+    file = write({"method.name": ["fedavg", "hrank", "imc", "prunefl"], "run.seed": [1, 2]})
+    expected = [
+        "method.prune_round = 30 is not reached in 3 rounds: nothing will be pruned (hrank, imc)",
+        "method.adjust_every = 50 is not reached in 3 rounds: the mask will not be adjusted (prunefl)",
+    ]
+    code, _, errors = grid(file, "--dry-run")
+    assert (code, [line for line in errors.splitlines() if "not reached" in line]) == (0, expected)
+    code, _, errors = grid(file, "--dry-run", "--set", "train.rounds=51")
+    assert (code, "not reached" in errors) == (0, False)
+
+
+def test_a_grid_says_what_its_runs_say(home: Path) -> None:
+    """The configuration alone tells what a run says at its start."""
+    for name in [name for name in RECIPES if settings_model(name).model_fields.keys() & NEVER.keys()]:
+        said: list[str] = []
+        run = api.start(small(method={"name": name}, train={"rounds": 1}), say=said.append)
+        next(iter(run))
+        run.close()
+        assert [each for each in said if "is not reached" in each] == unreached(run.config) != [], name
 
 
 # processes

@@ -28,6 +28,7 @@ def grid(
 
     with resumable(f"stopped; resume with the same command: {command_line()}"):
         found = cells(file, out or Path("grids") / file.stem, sets or (), console.say)
+        status.say_never_reached(found)
         if dry_run:
             plan = status.plan(found, jobs or cores())
             (print_json if as_json else status.show_plan)(plan)

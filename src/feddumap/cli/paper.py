@@ -61,6 +61,7 @@ def paper(
     changed = [*([f"train.rounds={rounds}"] if rounds else []), *(sets or ())]
     with resumable(f"stopped; resume with the same command: {command_line()}"):
         found = cells(item, out, parse_seeds(seeds), changed, console.say)
+        status.say_never_reached(found)
         if dry_run:
             show_plan(item, status.plan(found, jobs or cores()), as_json)
             return

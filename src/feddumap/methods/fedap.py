@@ -140,7 +140,7 @@ def check_prunable(cuts: Cuts) -> Callable[[Architecture], None]:
 
 def pruning_never_reached(number: int) -> Idle:
     """The `idle` slot of a method that prunes after so many rounds."""
-    return never_reached("method.prune_round", number, "nothing will be pruned")
+    return never_reached("prune_round", number)
 
 
 def pruned(base: Algorithm, pruning: Pruning) -> Algorithm:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from feddumap.config import Config
 from feddumap.core.algorithm import Context
+from feddumap.system.console import plural
 
 Idle = Callable[[Context], Sequence[str]]
+
+NEVER = {"prune_round": "nothing will be pruned", "adjust_every": "the mask will not be adjusted"}
+"""Keys of methods that count rounds, and what happens in a run that has no more of them."""
 
 
 def all_of(*parts: Idle) -> Idle:
@@ -14,13 +19,21 @@ def all_of(*parts: Idle) -> Idle:
     return lambda context: [sentence for part in parts for sentence in part(context)]
 
 
-def never_reached(key: str, number: int, consequence: str) -> Idle:
-    """Something that is done when `number` rounds have finished, in a run that has no more rounds."""
+def never_reached(key: str, number: int) -> Idle:
+    """Something that is done when as many rounds as a key of `NEVER` says have finished, in a run that has no
+    more rounds."""
+    return lambda context: _sentences({key: number}, context.config.train.rounds)
 
-    def idle(context: Context) -> list[str]:
-        rounds = context.config.train.rounds
-        return (
-            [] if number < rounds else [f"{key} = {number} is not reached in {rounds} rounds: {consequence}"]
-        )
 
-    return idle
+def unreached(config: Config) -> list[str]:
+    """The sentences of `never_reached` about a run with this resolved configuration."""
+    settings = config.method.settings
+    return _sentences({key: settings[key] for key in NEVER if key in settings}, config.train.rounds)
+
+
+def _sentences(numbers: Mapping[str, int], rounds: int) -> list[str]:
+    return [
+        f"method.{key} = {number} is not reached in {plural(rounds, 'round')}: {NEVER[key]}"
+        for key, number in numbers.items()
+        if number >= rounds
+    ]

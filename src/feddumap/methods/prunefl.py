@@ -279,8 +279,6 @@ def prunefl(
         server=beside(method.server, "g2/", "dense/"),
         reshape=first_of(at_round(0, first_pruning(settings.first_passes)), every(rounds, adjustment())),
         reply=lambda message: reply_nbytes(message, rounds),
-        idle=all_of(
-            method.idle, never_reached("method.adjust_every", rounds, "the mask will not be adjusted")
-        ),
+        idle=all_of(method.idle, never_reached("adjust_every", rounds)),
         uploads_extra=True,
     )

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from feddumap.methods.idle import unreached
 from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.summary import finished, read_summary
 from feddumap.sweep.grid import Cell
 from feddumap.sweep.jobs import processes_of, train_cells
+from feddumap.sweep.overhead import Overhead
 from feddumap.system import console
-from feddumap.system.console import byte_size, duration, metric, percent
+from feddumap.system.console import byte_size, duration, metric, percent, plural
 
 WIDTH = 120  # of tables where there is no terminal
 
 
 @dataclass(frozen=True)
 class CellState:
-    """Progress of a cell: `pace` is the core seconds per round, None before the first round."""
+    """Progress of a cell: `pace` is the core seconds per round, None before the first round, `wall` the
+    seconds of all rounds."""
 
     status: Literal["new", "interrupted", "finished"]
     done: int = 0
     pace: float | None = None
+    wall: float = 0.0
 
 
 def summary_of(cell: Cell) -> dict[str, Any] | None:
@@ -40,13 +45,16 @@ def read_state(cell: Cell) -> CellState:
     status: Literal["finished", "interrupted"] = "finished" if summary_of(cell) else "interrupted"
     if not records:
         return CellState(status)
-    lanes = processes_of(read_config(cell.path))
-    return CellState(status, len(records), records[-1]["wall"] * lanes / len(records))
+    lanes, wall = processes_of(read_config(cell.path)), records[-1]["wall"]
+    return CellState(status, len(records), wall * lanes / len(records), wall)
 
 
-def time_left(plan: Sequence[tuple[Cell, CellState]], jobs: int) -> tuple[float, list[str]]:
+def time_left(
+    plan: Sequence[tuple[Cell, CellState]], jobs: int, overhead: float = 0.0, started: Collection[str] = ()
+) -> tuple[float, list[str]]:
     """Estimated seconds until all cells are finished with `jobs` at a time, and the kinds of cells without
-    any trained round, which the estimate leaves out."""
+    any trained round, whose rounds the estimate leaves out. Cells that have not `started` take `overhead`
+    besides their rounds."""
     paces: dict[str, list[float]] = {}
     for cell, state in plan:
         if state.pace is not None:
@@ -55,11 +63,13 @@ def time_left(plan: Sequence[tuple[Cell, CellState]], jobs: int) -> tuple[float,
     for cell, state in plan:
         if state.status == "finished":
             continue
+        seconds = 0.0 if cell.name in started else overhead
         if cell.kind in paces:
-            seconds = (cell.rounds - state.done) * (state.pace or median(paces[cell.kind]))
-            work.append(seconds / processes_of(cell.config, jobs))
+            rounds = (cell.rounds - state.done) * (state.pace or median(paces[cell.kind]))
+            seconds += rounds / processes_of(cell.config, jobs)
         else:
             unknown[cell.kind] = None
+        work.append(seconds)
     return max(sum(work) / jobs, max(work)), list(unknown)
 
 
@@ -69,27 +79,32 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
     pending = [cell for cell in cells if states[cell.name].status != "finished"]
     jobs = max(1, min(jobs, len(pending)))
     going = {cell.name: cell for cell in pending}
+    before = {cell.name: states[cell.name].wall for cell in pending}
+    overhead = Overhead(list(going), jobs, time.monotonic())
     failures: dict[str, str] = {}
     total = sum(cell.rounds for cell in pending)
 
     def tick() -> None:
-        states.update({name: read_state(cell) for name, cell in going.items()})
+        for name, cell in going.items():
+            states[name] = read_state(cell)
+            overhead.trained(name, states[name].wall - before[name], time.monotonic())
         done = sum(states[cell.name].done if cell.name in going else cell.rounds for cell in pending)
-        left = time_left([(cell, states[cell.name]) for cell in cells if cell.name not in failures], jobs)
-        show(
-            done, f"cells {len(pending) - len(going)}/{len(pending)} · rounds {done}/{total} · {_left(*left)}"
+        left = _left(
+            [(cell, states[cell.name]) for cell in cells if cell.name not in failures], jobs, overhead
         )
+        show(done, f"cells {len(pending) - len(going)}/{len(pending)} · rounds {done}/{total} · {left}")
 
     def ended(cell: Cell, error: str | None) -> None:
         del going[cell.name]
         states[cell.name] = read_state(cell)
+        overhead.ended(cell.name, states[cell.name].wall - before[cell.name], time.monotonic())
         if error:
             failures[cell.name] = error
             console.say(f"{cell.name} failed: {error}")
         elif summary := summary_of(cell):
-            accuracy, rounds = percent(summary["accuracy"]["final"]), summary["rounds"]
+            accuracy, rounds = percent(summary["accuracy"]["final"]), plural(summary["rounds"], "round")
             took = duration(summary["wall"])
-            console.say(f"{cell.name}: accuracy {accuracy} after {rounds} rounds in {took}")
+            console.say(f"{cell.name}: accuracy {accuracy} after {rounds} in {took}")
         tick()
 
     if pending:
@@ -99,10 +114,21 @@ def train(cells: Sequence[Cell], jobs: int) -> dict[str, str]:
     return failures
 
 
-def _left(seconds: float, unknown: list[str]) -> str:
-    if unknown:
+def _left(plan: Sequence[tuple[Cell, CellState]], jobs: int, overhead: Overhead) -> str:
+    seconds, unknown = time_left(plan, jobs, overhead.mean() or 0.0, overhead.started)
+    if unknown or overhead.mean() is None:
         return f"left at least {duration(seconds)}" if seconds else "left: unknown"
     return f"left {duration(seconds)}"
+
+
+def say_never_reached(cells: Sequence[Cell]) -> None:
+    """Say what methods can never do in so few rounds, once for all cells, and which methods."""
+    methods: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for sentence in unreached(cell.config):
+            methods.setdefault(sentence, {})[cell.config.method.name] = None
+    for sentence, names in methods.items():
+        console.say(f"{sentence} ({', '.join(names)})")
 
 
 def plan(cells: Sequence[Cell], jobs: int) -> dict[str, Any]:
@@ -128,7 +154,8 @@ def show_plan(value: dict[str, Any]) -> None:
     counts = [f"{states.count(each)} {each}" for each in ("finished", "interrupted", "new") if each in states]
     said = f"{len(states)} cells: {', '.join(counts)}"
     if value["seconds"]:
-        said += f"; {'at least' if value['no_pace_yet'] else 'about'} {duration(value['seconds'])} left"
+        about = "at least" if value["no_pace_yet"] else "about"
+        said += f"; {about} {duration(value['seconds'])} of training left"
     if value["no_pace_yet"]:
         said += f"; no estimate for {', '.join(value['no_pace_yet'])} before a first round is trained"
     console.out.print(f"{said}.", markup=False)

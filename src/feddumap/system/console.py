@@ -25,6 +25,7 @@ from rich.text import Text
 from feddumap.errors import escape_controls
 from feddumap.system import widths
 
+STATUS_WIDTH = 72  # of what stands beside a bar
 LOG_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -179,6 +180,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def bar_width(screen: Console) -> int:
+    """The width of a bar that has a status beside it."""
+    return min(40, max(4, screen.width - STATUS_WIDTH))
+
+
 class StatusColumn(ProgressColumn):
     """The field `status` of a task: the only text that is shortened where the terminal is narrow."""
 
@@ -228,8 +234,8 @@ def total_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     """One progress bar for several tasks: yields a function of (done, status text)."""
     if err.is_terminal:
         elapsed = (TextColumn("elapsed"), TimeElapsedColumn(table_column=Column(no_wrap=True)))
-        columns = (BarColumn(bar_width=None), StatusColumn(), *elapsed)
-        with Progress(*columns, console=err, expand=True) as progress:
+        columns = (BarColumn(bar_width=bar_width(err)), StatusColumn(), *elapsed)
+        with Progress(*columns, console=err) as progress:
             bar = progress.add_task("", total=total, status="")
             yield lambda done, said: progress.update(bar, completed=done, status=said)
         return
