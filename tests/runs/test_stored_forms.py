@@ -51,8 +51,28 @@ CHANGES: dict[str, Any] = {
     "clock": "soon", "wall": None, "macs": -1, "parameters": [], "bytes_up": 1.5, "accuracy": {},
     "round": "2",
     "lost": {"x": "y"}, "pruning": {"rate": 1}, "device_accuracy": {"mean": "a"}, "validation": 3,
-    "dropped": 7, "bytes_down": 2**70,
+    "dropped": 7, "bytes_down": 2**70, "backdoor": None, "dominant": None,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["pruning", "validation", "device_accuracy", "dominant", "backdoor"])
+def test_what_is_left_out_is_not_null(key: str) -> None:
+    record = {
+        **dict.fromkeys(("round", "parameters", "macs", "bytes_down", "bytes_up"), 0),
+        **dict.fromkeys(("clock", "wall"), 0.0),
+    }
+    assert record_problem(record, 0) is None
+    assert str(record_problem({**record, key: None}, 0)).startswith(f"{key}: input should be")
+
+
+@pytest.mark.parametrize("layer", [{}, {"filters": 4, "weights": 9}])
+def test_a_pruned_layer_has_filters_or_weights(path: Path, layer: dict[str, int]) -> None:
+    record = next(each for each in read_records(path) if "pruning" in each)
+    record["pruning"]["layers"] = {"conv1": {"filters": 6, "kept": 3, "rate": 0.5}}
+    assert record_problem(record, record["round"]) is None
+    record["pruning"]["layers"]["conv1"] = {**layer, "kept": 3, "rate": 0.5}
+    problem = str(record_problem(record, record["round"]))
+    assert problem.startswith("pruning.layers.conv1: value error, expected either filters or weights")
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -89,6 +109,7 @@ def test_checkpoints_of_wrong_types(path: Path) -> None:
         {"input": 3},
     ]
     changes += [{"architecture": {**shape, **each}} for each in wrong]
+    changes += [{"memories": []}, {"memories": {"0": 3}}]
     for change in changes:
         made = {**value, **change}
         file.write_text(json.dumps({**made, "sha256": digest(made)}))

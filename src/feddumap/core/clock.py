@@ -85,7 +85,7 @@ class PaperClock:
     train_seconds: float
 
     def round(self, devices: Sequence[int], work: Work) -> Timing:
-        times = float(work.samples.sum() / work.own.sum()) if len(work.own) else 1.0
+        times = float(work.samples.sum() / work.own.sum()) if len(work.own) else 0.0  # nobody trains
         train = self.train_seconds * work.macs / work.full_macs * times
         sent = self.transfer(devices, work.bytes_down + work.bytes_up)
         return Timing(train + sent, tuple(devices), ())

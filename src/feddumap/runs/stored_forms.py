@@ -114,6 +114,7 @@ class _Checkpoint(_Form):
     clock: Number
     wall: Number
     devices: dict[DeviceName, Count]
+    memories: dict[DeviceName, str] = {}
     architecture: dict[str, Any]
 
 
