@@ -52,7 +52,7 @@ for key in keys/node-*.pub; do flwr supernode register "$key" federation; done
 ```
 
 On device 0, with `ca.crt` and `node-0` from `keys/` (on device 1 with `node-1` and `partition-id=1`, and so
-on up to {last}):
+on up to {last}; several on one machine need another `--port` than 9094 each, such as `--port 9095`):
 
 ```sh
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
