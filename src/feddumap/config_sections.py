@@ -131,7 +131,7 @@ class ModelConfig(Section):
 
 
 class MethodConfig(Section):
-    """The method and its keys (`feddumap methods` lists both)."""
+    """The method and its keys (`feddumap methods` lists methods, `feddumap methods NAME` the keys of one)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 

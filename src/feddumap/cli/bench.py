@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from feddumap.cli.options import Json, exit_on_terminate, print_json
+from feddumap.cli.pages import Command
 
 app = typer.Typer(
     help="Measure how fast rounds are on this machine.",
     no_args_is_help=True,
+    suggest_commands=False,
     callback=exit_on_terminate,  # removes temporary data sets
 )
 
@@ -19,7 +21,7 @@ Workers = Annotated[int, typer.Option(min=0, help="Number of worker processes; 0
 Model = Annotated[str, typer.Option(help="cnn, lenet, vgg11, resnet18 or module:factory.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def rounds(
     model: Model = "cnn",
     rounds: Rounds = 5,
@@ -31,8 +33,11 @@ def rounds(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Time rounds of the paper's FedAvg setting on random images: 10 of 100 devices with 400 images each,
-    batches of 10, without evaluation, augmentation or a run directory."""
+    """Time rounds of the paper's FedAvg setting on random images.
+
+    10 of 100 devices with 400 images each, batches of 10, without evaluation, augmentation or a run
+    directory.
+    """
     from feddumap.bench.rounds import bench_rounds
     from feddumap.bench.workload import Workload
     from feddumap.system import console
@@ -55,9 +60,12 @@ def rounds(
     console.table(title, ("", ""), rows)
 
 
-@app.command()
+@app.command(cls=Command)
 def overhead(rounds: Rounds = 20, workers: Workers = 0, as_json: Json = False) -> None:
-    """Time rounds whose devices return the received model unchanged, for a small and a large model."""
+    """Time rounds without local training.
+
+    Devices return the received model unchanged; for a small and a large model.
+    """
     from feddumap.bench.overhead import bench_overhead
     from feddumap.system import console
 
@@ -82,15 +90,18 @@ def overhead(rounds: Rounds = 20, workers: Workers = 0, as_json: Json = False) -
     console.table(f"no local training · {counts}", columns, rows)
 
 
-@app.command()
+@app.command(cls=Command)
 def scale(
     model: Model = "cnn",
     rounds: Rounds = 20,
     workers: Workers = 0,
     as_json: Json = False,
 ) -> None:
-    """Time federations of 100 to 100,000 devices with 2 images each, and a cohort of 1,000. Memory is the
-    peak of all processes without the images. Needs 1 GB of temporary disk space."""
+    """Time federations of 100 to 100,000 devices.
+
+    They have 2 images each; also with a cohort of 1,000. Memory is the peak of all processes without the
+    images. Needs 1 GB of temporary disk space.
+    """
     from feddumap.bench.scale import bench_scale
     from feddumap.system import console
 
@@ -120,15 +131,18 @@ def scale(
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def flower(
     model: Annotated[str, typer.Option(help="cnn, lenet, vgg11 or resnet18.")] = "lenet",
     nodes: Annotated[int, typer.Option(min=1, help="Number of devices, each a process on this machine.")] = 4,
     rounds: Rounds = 5,
     as_json: Json = False,
 ) -> None:
-    """Time rounds over Flower on this machine, with TLS and node keys, and compare seconds, bytes and weights
-    with the same run in the simulation: FedAvg, one local epoch on the digits."""
+    """Time rounds over Flower on this machine.
+
+    With TLS and node keys; seconds, bytes and weights are compared with the same run in the simulation:
+    FedAvg, one local epoch on the digits.
+    """
     from feddumap.flower.local.programs import require_flower
     from feddumap.system import console
 

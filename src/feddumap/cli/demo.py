@@ -50,7 +50,10 @@ def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the runs; default temporary.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 25,
 ) -> None:
-    """Compare FedAvg with FedDUMAP and FedDUMAP-CS on the embedded handwritten digits, in about a minute."""
+    """Compare three methods on the embedded digits, in about a minute.
+
+    They are FedAvg, FedDUMAP and FedDUMAP-CS.
+    """
     import tempfile
 
     forkserver.prepare(None)

@@ -20,7 +20,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Export a run's model to a file and verify that the file's outputs equal the model's."""
+    """Export a run's model to a file.
+
+    It is verified that the file's outputs equal the model's.
+    """
     from feddumap.export import write
     from feddumap.system import console
 

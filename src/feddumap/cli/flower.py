@@ -7,15 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
+from feddumap.cli.pages import Command
 from feddumap.errors import FeddumapError
 from feddumap.system.signals import exit_code, sigterm_as_interrupt
 
-app = typer.Typer(help="Train over Flower, with devices on other machines.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train over Flower, with devices on other machines.", no_args_is_help=True, suggest_commands=False
+)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def init(
     directory: Directory,
     config: Annotated[
@@ -41,7 +44,10 @@ def init(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of config.toml; may be repeated."),
     ] = None,
 ) -> None:
-    """Create a folder with a federation ready to start: Flower app, configuration, certificates and keys."""
+    """Create a folder with a federation ready to start.
+
+    It has the Flower app, configuration, certificates and keys.
+    """
     from feddumap.flower.local import programs, project
     from feddumap.system import console
 
@@ -54,7 +60,7 @@ def init(
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def up(
     directory: Directory,
     nodes: Annotated[
@@ -72,7 +78,10 @@ def up(
         ),
     ] = False,
 ) -> None:
-    """Start a server and devices on this machine, train, and stop them all; run it again to resume."""
+    """Train with a server and devices on this machine; rerun to resume.
+
+    They are processes, started before the training and stopped after it.
+    """
     from feddumap.flower.local import programs, project
     from feddumap.progress import print_summary
     from feddumap.runs.reader import read_config

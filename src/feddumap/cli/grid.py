@@ -20,7 +20,10 @@ def grid(
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Train every combination of the values in [grid] and compare the results; rerun to resume."""
+    """Train all combinations of the values in [grid]; rerun to resume.
+
+    A table compares the results.
+    """
     from feddumap.sweep import status
     from feddumap.sweep.grid import cells
     from feddumap.system import console

@@ -7,29 +7,72 @@ from typing import Annotated, Any
 
 import typer
 
-from feddumap.cli.options import DatasetName, Json, RunDirectory, Sets, Trust, print_json
+from feddumap.cli.options import DatasetName, Json, RunDirectory, Sets, Trust, print_json, toml
+from feddumap.cli.pages import Command
 from feddumap.config import load
 
-app = typer.Typer(help="Inspect a model, a data set, a run or what it would prune.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect a model, a data set, a run or what it would prune.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
+
+OWN = "feddumap"  # the origin of the methods of this package
 
 
-def methods(as_json: Json = False) -> None:
-    """List the methods, where they come from and their configuration keys."""
-    from feddumap.methods.listing import listed
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show the keys of this method.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, or the configuration keys of one."""
+    from feddumap.methods.listing import described, listed
     from feddumap.system import console
 
-    found, broken = listed()
+    found, broken = ([described(name)], []) if name is not None else listed()
     for sentence in broken:
         console.say(sentence)
     if as_json:
         print_json({entry.pop("name"): entry for entry in found})
-        return
-    rows = [(entry["name"], entry["from"], entry["summary"], ", ".join(entry["keys"])) for entry in found]
-    console.table("", ("method", "from", "description", "keys"), rows)
-    console.out.print("`feddumap train --help` describes the keys.", markup=False)
+    elif name is None:
+        _show_methods(found)
+    else:
+        _show_method(found[0])
 
 
-@app.command()
+def _show_methods(found: list[dict[str, Any]]) -> None:
+    from feddumap.system import console
+
+    columns, rows = ["method", "description"], [[entry["name"], entry["summary"]] for entry in found]
+    origins = [entry["from"] for entry in found]
+    if set(origins) != {OWN}:
+        columns.append("from")
+        rows = [[*row, "" if origin == OWN else origin] for row, origin in zip(rows, origins, strict=True)]
+    console.table("", columns, rows)
+    console.out.print("`feddumap methods NAME` shows the keys of a method.", markup=False)
+
+
+def _show_method(entry: dict[str, Any]) -> None:
+    from feddumap.system import console
+
+    origin = "" if entry["from"] == OWN else f" (from {entry['from']})"
+    console.out.print(f"{entry['name']}{origin}: {entry['summary']}", markup=False)
+    rows = [
+        (
+            f"method.{key}",
+            None if each["default"] is None else toml(each["default"]),
+            each["description"],
+        )
+        for key, each in entry["keys"].items()
+    ]
+    if rows:
+        console.table("", ("key", "default", "description"), rows)
+    else:
+        console.out.print("It has no keys.")
+
+
+@app.command(cls=Command)
 def model(
     name: Annotated[str, typer.Argument(help="A name as for model.name, such as cnn.")],
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
@@ -55,9 +98,12 @@ def model(
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def data(name: DatasetName, sets: Sets = None, as_json: Json = False) -> None:
-    """Print how a data set is split and the non-IID degrees of devices, a cohort and the server."""
+    """Print how a data set is split among the devices and the server.
+
+    With the non-IID degrees of devices, a cohort and the server.
+    """
     from feddumap.data.label_mix import split_statistics
     from feddumap.system import console
 
@@ -97,7 +143,7 @@ def _users(users: dict[str, int]) -> str:
     return f"{users['count']:,}, {users['min']:,} to {users['max']:,}{nobody}"
 
 
-@app.command()
+@app.command(cls=Command)
 def run(directory: RunDirectory, as_json: Json = False) -> None:
     """Print a run's accuracy, prunings, removed filters and costs."""
     from feddumap.runs import integrity
@@ -113,7 +159,7 @@ def run(directory: RunDirectory, as_json: Json = False) -> None:
         show(value)
 
 
-@app.command()
+@app.command(cls=Command)
 def prune(
     directory: RunDirectory,
     rate: Annotated[
@@ -122,7 +168,10 @@ def prune(
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
-    """Print what the run's method would remove from its newest checkpoint, without changing anything."""
+    """Print what the run's method would remove if it pruned now.
+
+    From its newest checkpoint, without changing anything.
+    """
     from feddumap.runs.directory import require_trust
     from feddumap.runs.prune_preview import preview, show
     from feddumap.system import console

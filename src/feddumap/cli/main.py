@@ -13,6 +13,7 @@ from feddumap.cli.compare import compare
 from feddumap.cli.demo import demo
 from feddumap.cli.export import export
 from feddumap.cli.grid import grid
+from feddumap.cli.pages import Command
 from feddumap.cli.paper import paper
 from feddumap.cli.report import report
 from feddumap.cli.train import TrainCommand, resume, train
@@ -25,10 +26,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does
 )
 app.command(cls=TrainCommand)(train)
 for command in (resume, grid, compare, export, paper, report, inspect.methods, verify, demo):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(data.app, name="data")
 app.add_typer(inspect.app, name="inspect")
 app.add_typer(bench.app, name="bench")

@@ -45,6 +45,11 @@ def print_json(value: Any) -> None:
     print("\n".join(escape_controls(line, "\\u{:04x}") for line in text.split("\n")))
 
 
+def toml(value: Any) -> str:
+    """A default as it would be written in a configuration."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes to stderr as a list, for formats such as CSV that have no place for them."""
     from feddumap.system import console

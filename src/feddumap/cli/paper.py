@@ -46,7 +46,10 @@ def paper(
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = "table",
     as_json: Json = False,
 ) -> None:
-    """Train the runs of a table or figure of the paper and compare with its numbers; rerun to resume."""
+    """Train the runs of a table or figure of the paper.
+
+    The results are compared with its numbers. Rerun to resume.
+    """
     from feddumap.paper.item import find_item
     from feddumap.paper.run_names import cells
     from feddumap.sweep import status

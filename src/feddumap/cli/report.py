@@ -10,16 +10,20 @@ import typer
 
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Run directories, or folders of them.")
+        list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders of them.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Output folder.")] = Path("report"),
     title: Annotated[
-        str, typer.Option("--title", metavar="TEXT", help="Title of the page.", show_default="names of DIR…")
+        str,
+        typer.Option("--title", metavar="TEXT", help="Title of the page.", show_default="names of DIR..."),
     ] = "",
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     figures: Annotated[bool, typer.Option(help="Also write the figures as PNG and SVG, for a paper.")] = True,
 ) -> None:
-    """Write one HTML page about runs, finished or in training, and its figures as PNG and SVG."""
+    """Write an HTML page about runs, finished or in training.
+
+    Its figures are written as PNG and SVG too.
+    """
     import webbrowser
 
     from feddumap.report.page import document

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from feddumap.cli.options import RunDirectory, Sets, Trust, command_line
+from feddumap.cli.options import RunDirectory, Sets, Trust, command_line, toml
+from feddumap.cli.pages import Command
 from feddumap.config import describe, load
 from feddumap.engine import forkserver
 from feddumap.engine.registry import get_engine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feddumap.run import Run
 
 
-class TrainCommand(TyperCommand):
+class TrainCommand(Command):
     """Adds a description of every configuration key to `train --help`."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -35,7 +35,7 @@ class TrainCommand(TyperCommand):
         used: dict[tuple[str, str], list[str]] = {}
         for name in RECIPES:
             for key, kind, default, text in keys(name):
-                shown = f"method.{key}" if default is None else f"method.{key} = {_toml(default)}"
+                shown = f"method.{key}" if default is None else f"method.{key} = {toml(default)}"
                 used.setdefault((shown, f"{text} ({kind})"), []).append(name)
         with formatter.section("Keys of the methods"):
             formatter.write_dl([(key, f"{text}: {', '.join(names)}") for (key, text), names in used.items()])
@@ -50,7 +50,10 @@ def train(
         Path | None, typer.Option("--out", help="Run directory; default runs/METHOD-MODEL-DATA-SEED.")
     ] = None,
 ) -> None:
-    """Train a model; configuration, records, checkpoints and summary are written to a run directory."""
+    """Train a model and keep it in a run directory.
+
+    The directory has the configuration, records, checkpoints and the summary.
+    """
     settings = load(config, sets or ())
     if get_engine(settings.run.engine) is None:
         forkserver.prepare(settings.run.workers)
@@ -74,7 +77,10 @@ def resume(
     mlflow: Annotated[bool | None, typer.Option(help="Whether to log to MLflow.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Resume an interrupted run from its last checkpoint; the result is bit-identical."""
+    """Resume an interrupted run from its last checkpoint.
+
+    The result is bit-identical to that of an uninterrupted run.
+    """
     forkserver.prepare(workers)
     from feddumap import run as api
     from feddumap.runs.reader import read_config
@@ -121,7 +127,3 @@ def train_with_progress(run: Run, name: str = "") -> None:
         raise typer.Exit(exit_code(stop)) from None
     finally:
         run.close()
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -25,7 +25,10 @@ def verify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check all files of a run or a data set's cache, restore what can be; exit code 1 if damage stays."""
+    """Check all files of a run or a data set's cache.
+
+    What can be restored is restored. The exit code is 1 if damage stays.
+    """
     from feddumap.data import cache_check
     from feddumap.runs.verify import Verification
     from feddumap.system import console

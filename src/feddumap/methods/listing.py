@@ -11,7 +11,7 @@ from feddumap.system import plugins
 
 def listed() -> tuple[list[dict[str, Any]], list[str]]:
     """Every method with its origin, summary and keys, and a sentence for each that cannot be used."""
-    found = [_described(name) for name in RECIPES]
+    found = [described(name) for name in RECIPES]
     broken = []
     for name, entry in plugins.entry_points(GROUP).items():
         if name in RECIPES:
@@ -21,16 +21,17 @@ def listed() -> tuple[list[dict[str, Any]], list[str]]:
             )
             continue
         try:
-            found.append(_described(name))
+            found.append(described(name))
         except FeddumapError as error:
             broken.append(str(error))
     return found, broken
 
 
-def _described(name: str) -> dict[str, Any]:
+def described(name: str) -> dict[str, Any]:
+    """A method with its origin, summary and keys."""
     recipe = find(name)
-    described = {
+    settings = {
         key: {"type": kind, "default": default, "description": text}
         for key, kind, default, text in keys(name)
     }
-    return {"name": name, "summary": recipe.summary, "from": recipe.origin, "keys": described}
+    return {"name": name, "summary": recipe.summary, "from": recipe.origin, "keys": settings}
