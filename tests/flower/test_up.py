@@ -34,6 +34,7 @@ from feddumap import run as api
 from feddumap.flower import internals, server
 from feddumap.flower.local import certificates, programs, project, up
 from feddumap.flower.local.federation import Federation
+from feddumap.system.console import plural
 from tests.support.flower import alike
 from tests.support.flower_grid import FakeGrid
 from tests.support.flower_processes import LIMIT, QUICK, command_lines, family, pids, until
@@ -309,7 +310,7 @@ def test_up_starts_nothing_for_a_finished_run(
     monkeypatch.setattr(up, "up", lambda *_: pytest.fail("a federation was started"))
     result = CliRunner().invoke(app, ["flower", "up", str(made.path)])
     assert result.exit_code == 0, result.output
-    assert f"is finished ({rounds} rounds)" in " ".join(result.output.split())
+    assert f"is finished ({plural(rounds, 'round')})" in " ".join(result.output.split())
 
 
 def test_whom_the_server_waits_for_is_the_last_thing_it_said(tmp_path: Path) -> None:

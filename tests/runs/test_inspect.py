@@ -45,8 +45,12 @@ def test_the_story_is_shown(run_path: Path, capsys: pytest.CaptureFixture[str]) 
     show(describe(run_path))
     printed = capsys.readouterr().out
     assert "Pruned after 2 rounds at the global rate 0.600" in printed
-    for word in ("conv1", "conv2", "multiply-adds", "virtual seconds per round", "tau_eff"):
+    for word in ("conv1", "conv2", "multiply-adds", "virtual seconds per round", "tau eff"):
         assert word in printed
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
+    accuracies = [f"{100 * record['accuracy']:.1f} %" for record in read_records(run_path)]
+    assert [row[1] for row in rows if row[0] in "0123" and row[1].endswith("%")] == accuracies
+    assert "Accuracy by round\n" in "\n".join(line.rstrip() for line in printed.splitlines())
 
 
 def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +79,9 @@ def test_a_device_that_decided_rounds_is_named(run_path: Path, capsys: pytest.Ca
     assert "in 1 round, last of device 5 (98.0 %)" in printed
 
 
-def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None:
+def test_a_run_still_going_and_one_not_begun(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = api.start(small(train={"rounds": 40}), tmp_path / "run")
     with pytest.raises(FeddumapError, match="has no finished round yet"):
         describe(tmp_path / "run")
@@ -89,5 +95,7 @@ def test_a_run_still_going_and_one_not_begun(home: Path, tmp_path: Path) -> None
     assert value["macs"] == macs(run.state.architecture)
     assert len(value["curve"]) == 10
     assert (value["curve"][0]["round"], value["curve"][-1]["round"]) == (0, 11)
+    show(value)
+    assert "Accuracy by round: 10 of 12 rounds" in capsys.readouterr().out
     with pytest.raises(FeddumapError, match="is not a run directory"):
         describe(tmp_path)

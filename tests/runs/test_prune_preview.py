@@ -88,7 +88,7 @@ def test_without_the_devices_the_rate_is_the_servers(
     show(told)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"at the rate {told['rate']:.3f} (from the server's data alone" in shown
-    assert "The run prunes after 1 rounds." in shown
+    assert "The run prunes after 1 round." in shown
     assert "conv2" in shown
     assert told["rate"] == pruned(tmp_path / "run")["nodes"][0]["p"]
 

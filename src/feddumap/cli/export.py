@@ -31,7 +31,7 @@ def export(
     metadata = written.metadata
     test = f"{written.test} test images and " if written.test else ""
     console.out.print(
-        f"{written.path}: {metadata.run['model']} after {metadata.run['rounds']} rounds, "
+        f"{written.path}: {metadata.run['model']} after {console.plural(metadata.run['rounds'], 'round')}, "
         f"{metadata.run['parameters']:,} parameters, {len(metadata.classes)} classes, "
         f"{console.byte_size(written.path.stat().st_size)}\n"
         f"compared with the model on {test}{written.random} random images: largest difference "

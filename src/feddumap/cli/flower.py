@@ -98,7 +98,7 @@ def up(
     rounds = found.config().train.rounds
     summary = read_summary(found.run)
     if summary is not None and finished(found.run) and read_config(found.run).train.rounds >= rounds:
-        console.say(f"{found.run} is finished ({summary['rounds']} rounds)")
+        console.say(f"{found.run} is finished ({console.plural(summary['rounds'], 'round')})")
     else:
         try:
             with sigterm_as_interrupt(), console.total_progress(rounds) as progress:

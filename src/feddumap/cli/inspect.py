@@ -119,15 +119,19 @@ def _show_split(value: dict[str, Any]) -> None:
     from feddumap.system import console
 
     degrees, samples, server = value["degree_devices"], value["samples"], value["server"]
+    spread = console.span(degrees["min"], degrees["max"], ".3f")
     counts, users = list(value["labels"]["train"].values()), value["users"]
     rows = [
         ("input", value["input"]),
-        ("training samples per class", f"{min(counts):,} to {max(counts):,}"),
+        ("training samples per class", console.span(min(counts), max(counts))),
         *([("users, samples per user", _users(users))] if users else []),
         ("training samples, test samples", f"{value['train']:,}, {value['test']:,}"),
         ("devices, partition", f"{value['devices']:,}, {value['partition']}"),
-        ("samples per device", f"{samples['min']:,} to {samples['max']:,}, {samples['total']:,} in total"),
-        ("non-IID degree of a device", "{min:.3f} to {max:.3f}, mean {mean:.3f}".format(**degrees)),
+        (
+            "samples per device",
+            f"{console.span(samples['min'], samples['max'])}, {samples['total']:,} in total",
+        ),
+        ("non-IID degree of a device", f"{spread}, mean {degrees['mean']:.3f}"),
         ("non-IID degree of the first cohort", f"{value['degree_cohort']:.3f}"),
         ("samples on the server", f"{server['samples']:,} of {server['classes']} classes"),
         ("non-IID degree of the server", "-" if server["degree"] is None else f"{server['degree']:.3f}"),
@@ -139,8 +143,10 @@ def _show_split(value: dict[str, Any]) -> None:
 
 
 def _users(users: dict[str, int]) -> str:
+    from feddumap.system.console import span
+
     nobody = f", {users['nobody']:,} without a user" if users["nobody"] else ""
-    return f"{users['count']:,}, {users['min']:,} to {users['max']:,}{nobody}"
+    return f"{users['count']:,}, {span(users['min'], users['max'])}{nobody}"
 
 
 @app.command(cls=Command)

@@ -90,7 +90,7 @@ def resume(
     trackers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
     run = api.resume(directory, workers, rounds, console.say, runtime=trackers, trust=trust)
     if run.finished:
-        console.say(f"{directory} is finished ({run.state.round} rounds)")
+        console.say(f"{directory} is finished ({console.plural(run.state.round, 'round')})")
     else:
         console.say(f"resuming after {run.state.round} of {run.rounds} rounds")
     _train_to_end(run)
@@ -119,11 +119,14 @@ def train_with_progress(run: Run, name: str = "") -> None:
             follow(run, name)
     except OSError as error:
         raise FeddumapError(
-            f"cannot write {path} ({error.strerror or error}), stopped after {run.state.round} rounds: fix "
+            f"cannot write {path} ({error.strerror or error}), stopped after "
+            f"{console.plural(run.state.round, 'round')}: fix "
             f"that, then run `feddumap resume {path}`"
         ) from error
     except KeyboardInterrupt as stop:
-        console.say(f"stopped after {run.state.round} rounds; resume with: feddumap resume {path}")
+        console.say(
+            f"stopped after {console.plural(run.state.round, 'round')}; resume with: feddumap resume {path}"
+        )
         raise typer.Exit(exit_code(stop)) from None
     finally:
         run.close()

@@ -134,8 +134,13 @@ def _findings(found: Results) -> Table:
 def _claimed(one: Finding) -> TableCell:
     if one.ours is None:
         return TableCell("-", {})
-    times = one.reference.says.rstrip("s").endswith("time")
-    return TableCell(f"{one.ours:.1f} times" if times else f"{100 * one.ours:.1f}%", {"": one.ours})
+    if one.claim.measure == "accuracy":
+        text = f"{100 * one.ours:.1f} points"
+    elif one.reference.says.rstrip("s").endswith("time"):
+        text = f"{one.ours:.1f} times"
+    else:
+        text = f"{100 * one.ours:.1f}%"
+    return TableCell(text, {"": one.ours})
 
 
 def about(item: Item) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from feddumap.runs.reader import read_config, read_records
 from feddumap.runs.screened import screened_devices
 from feddumap.runs.summary import accuracies, device_accuracy, evaluated, finished
 from feddumap.system import console
-from feddumap.system.console import byte_size, duration, percent, plural
+from feddumap.system.console import byte_size, duration, percent, plural, span
 
 POINTS = 10
+SHARES = {"accuracy", "server_accuracy", "backdoor", "devices_mean", "devices_worst_tenth"}
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def describe(path: Path) -> dict[str, Any]:
             "rule": config.aggregate.name,
             "devices": [asdict(device) for device in screened_devices(records, hostile_devices(config))],
         },
+        "evaluations": len(evaluated(records)),
         "curve": [_point(record) for record in _spread(evaluated(records))],
     }
 
@@ -141,17 +143,29 @@ def show(value: dict[str, Any]) -> None:
         said = f"in {times}, last of device {last['device']} ({percent(last['share'])})"
         rows.append(("over half of the weight", said))
     console.table(f"{value['run']}: {value['model']} on {value['data']}", ("", ""), rows)
-    columns = list(value["curve"][-1]) if value["curve"] else []
-    if columns:
-        console.table(
-            "Accuracy by round", columns, [[point.get(name) for name in columns] for point in value["curve"]]
-        )
+    if value["curve"]:
+        _show_curve(value["curve"], value["evaluations"])
     for pruning in value["prunings"]:
         _show_pruning(pruning)
     if lost := value["lost"]:
         _show_lost(lost)
     if screened := value["defence"]["devices"]:
         _show_screened(value["defence"]["rule"], screened)
+
+
+def _show_curve(curve: list[dict[str, Any]], evaluations: int) -> None:
+    columns = list(curve[-1])
+    title = "Accuracy by round"
+    if len(curve) < evaluations:
+        title += f": {len(curve)} of {evaluations:,} rounds"
+    rows = [[_shown(name, point.get(name)) for name in columns] for point in curve]
+    console.table(title, [name.replace("_", " ") for name in columns], rows)
+
+
+def _shown(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    return percent(value) if name in SHARES else f"{value:.4g}" if name == "loss" else value
 
 
 def _show_lost(lost: list[dict[str, Any]]) -> None:
@@ -178,10 +192,12 @@ def _show_screened(rule: str, devices: list[dict[str, Any]]) -> None:
 
 def _show_pruning(pruning: dict[str, Any]) -> None:
     nodes = pruning.get("nodes", [])
-    text = f"Pruned after {pruning['round']} rounds at the global rate {pruning['rate']:.3f}"
+    rounds = plural(pruning["round"], "round")
+    text = f"Pruned after {rounds} at the global rate {pruning['rate']:.3f}"
     if nodes:
         rates = [node["p"] for node in nodes]
-        text += f", from {len(nodes)} nodes with rates of {min(rates):.3f} to {max(rates):.3f}"
+        rate = "a rate" if len(nodes) == 1 else "rates"
+        text += f", from {plural(len(nodes), 'node')} with {rate} of {span(min(rates), max(rates), '.3f')}"
         clamped = sum(bool(node.get("clamped")) for node in nodes)
         text += f" ({clamped} clamped to the maximum rate)" if clamped else ""
     if pruning["threshold"] is not None:

@@ -113,12 +113,11 @@ def _rate(
 
 def show(value: dict[str, Any]) -> None:
     """Print the preview as tables."""
-    text = (
-        f"Pruning after {value['round']} rounds at the rate {value['rate']:.3f} (from {value['rate_from']})"
-    )
+    after, planned = (console.plural(value[key], "round") for key in ("round", "prune_round"))
+    text = f"Pruning after {after} at the rate {value['rate']:.3f} (from {value['rate_from']})"
     if value["threshold"] is not None:
         text += f", threshold {value['threshold']:.4g}"
-    console.out.print(f"{text}. The run prunes after {value['prune_round']} rounds.", markup=False)
+    console.out.print(f"{text}. The run prunes after {planned}.", markup=False)
     rows = [
         (
             name,

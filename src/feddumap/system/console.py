@@ -131,6 +131,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 or noun.endswith('s') else 's'}"
 
 
+def span(low: float, high: float, form: str = ",") -> str:
+    """A range of numbers, or the number if all are the same.
+
+    >>> span(5_000, 6_000), span(5_000, 5_000), span(0.4406, 0.4411, ".3f")
+    ('5,000 to 6,000', '5,000', '0.441')
+    """
+    first, last = format(low, form), format(high, form)
+    return first if first == last else f"{first} to {last}"
+
+
 def metric_prefix(value: float) -> tuple[float, str]:
     """The largest metric prefix that does not exceed a value, as factor and letter.
 

@@ -82,7 +82,7 @@ def up(
                     f"resume with `feddumap flower up {project.path}`"
                 )
         records = read_records(project.run)
-        show("the end", records)
+        show("", records)
         return _result(federation, records[before:])
 
 
