@@ -143,6 +143,11 @@ def test_resuming_what_is_no_run(run, tmp_path: Path) -> None:  # type: ignore[n
     code, _, errors = run("resume", str(tmp_path))
     assert code == 2
     assert "is not a run directory" in errors
+    assert "feddumap grid" not in errors
+    (tmp_path / "fedavg").mkdir()
+    (tmp_path / "fedavg" / "config.toml").touch()
+    code, _, errors = run("resume", str(tmp_path))
+    assert (code, "repeat the command, such as `feddumap grid`, that began them" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -256,3 +261,13 @@ def test_wrong_usage_has_exit_code_2(run) -> None:  # type: ignore[no-untyped-de
     assert run("train", "--bogus")[0] == 2
     assert run("nonsense")[0] == 2
     assert run()[0] == 2
+
+
+def test_the_cache_is_mentioned_when_something_is_new_there(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "t.csv"
+    path.write_text("x,label\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(100)))
+    given = sets(f"{SMALL} model.name=mlp data.name={path}")
+    assert "now cached in" in run("train", *given, "--out", str(tmp_path / "first"))[2]
+    code, _, errors = run("train", *given, "--out", str(tmp_path / "second"))
+    assert (code, "cache" in errors) == (0, False)
+    assert "from the cache" in run("inspect", "data", str(path), *sets("data.devices=6"))[2]

@@ -35,7 +35,7 @@ def resolve(config: Config, say: Say) -> tuple[Config, Dataset]:
     trackers.check(config)
     if config.run.engine in ENGINES:
         get_engine(config.run.engine)
-    dataset = catalog.get(config.data, say=say)
+    dataset = catalog.get(config.data, say=say, say_cached=ignore)
     completed = complete(config, dataset, say)
     _check_cohort(completed)
     return completed, dataset

@@ -82,7 +82,7 @@ def _settings(config: Config) -> Pruning | Uniform:
 
 def _samples(path: Path, config: Config, number: int, say: Say) -> tuple[Samples, Samples]:
     """The samples of the server, and of the device that ranks units for a server without any."""
-    dataset = catalog.get(config.data, say=say)
+    dataset = catalog.get(config.data, say=say, say_cached=ignore)
     split = Split.from_arrays(integrity.read_split(path)[0], len(dataset.train_labels))
     chosen = split.server, split.device((select(config, number) or [0])[0])
     server, device = (Samples.take(dataset.train_inputs, dataset.train_labels, index) for index in chosen)

@@ -110,9 +110,12 @@ def _read_frozen(directory: Path, architecture: Architecture) -> None:
 def read_config(path: Path) -> Config:
     """The configuration of a run; it is an error if the folder has none."""
     if not (path / "config.toml").is_file():
-        raise FeddumapError(
-            f"{path} is not a run directory (it has no config.toml): give the folder of a run"
-        )
+        advice = "give the folder of a run"
+        if any(path.glob("*/config.toml")):
+            advice = (
+                "give one of the runs in it, or repeat the command, such as `feddumap grid`, that began them"
+            )
+        raise FeddumapError(f"{path} is not a run directory (it has no config.toml): {advice}")
     value = read_toml(path / "config.toml", "configuration")
     train = value.get("train")
     if isinstance(train, dict):

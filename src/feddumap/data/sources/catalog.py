@@ -53,15 +53,16 @@ def get(
     say: Say = ignore,
     progress: Progress | None = None,
     force: bool = False,
+    say_cached: Say | None = None,
 ) -> Dataset:
     """The data set of a configuration, or with a name, from the first source that has it; `say` is called
-    with the source.
+    with the source, or `say_cached` if that is the cache.
 
     The cache is tried first, then `given` (default FEDDUMAP_DATA), a file or folder, then downloads. `force`
     ignores the cache and replaces it.
     """
     config = _config(data)
-    found = _get(config, given, say, progress or ignore, force)
+    found = _get(config, given, say, progress or ignore, force, say_cached or say)
     return replace(found, input=adjusted(found.input, config))
 
 
@@ -69,7 +70,9 @@ def _config(data: DataConfig | str) -> DataConfig:
     return DataConfig(name=data) if isinstance(data, str) else data
 
 
-def _get(config: DataConfig, given: Path | None, say: Say, progress: Progress, force: bool) -> Dataset:
+def _get(
+    config: DataConfig, given: Path | None, say: Say, progress: Progress, force: bool, say_cached: Say
+) -> Dataset:
     name = config.name
     if name.startswith(in_memory.PREFIX):
         own.check_keys(config, (), f"{name} was made in Python")
@@ -86,7 +89,7 @@ def _get(config: DataConfig, given: Path | None, say: Say, progress: Progress, f
         cached = folder.exists()
         if not cached:
             cache.write(folder, name, contents)
-        say(f"{name}: {contents.source}")
+        (say_cached if cached else say)(f"{name}: {contents.source}")
         return cache.read(folder, verify=cached)
     if force or not folder.exists():
         with _locked(folder):
@@ -97,7 +100,7 @@ def _get(config: DataConfig, given: Path | None, say: Say, progress: Progress, f
                 return cache.read(folder, verify=False)
     found = cache.read(folder)
     unread = f"; {given} was not read, use --force to read it" if given else ""
-    say(f"{name}: from the cache {folder}, made from {found.source}{unread}")
+    say_cached(f"{name}: from the cache {folder}, made from {found.source}{unread}")
     return found
 
 
