@@ -53,6 +53,20 @@ def test_the_story_is_shown(run_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Accuracy by round\n" in "\n".join(line.rstrip() for line in printed.splitlines())
 
 
+def test_rounds_without_a_server_update_are_counted(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_path / "records.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record, what in zip(records, ("negligible", "exploded", "negligible"), strict=False):
+        record["skipped"] = what
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    show(describe(run_path))
+    printed = capsys.readouterr().out
+    assert f"in 2 of {len(records)} rounds: α was at most 0.001" in printed
+    assert f"in 1 of {len(records)} rounds: the server's loss exploded" in printed
+
+
 def test_lost_devices_are_named(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = read_records(run_path)
     records[1]["lost"] = {"4": "it did not answer within 8 s"}

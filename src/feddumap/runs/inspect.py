@@ -17,6 +17,7 @@ from feddumap.system import console
 from feddumap.system.console import byte_size, duration, percent, plural, span
 
 POINTS = 10
+SKIPPED = {"negligible": "α was at most 0.001", "exploded": "the server's loss exploded"}
 SHARES = {"accuracy", "server_accuracy", "backdoor", "devices_mean", "devices_worst_tenth"}
 
 
@@ -69,6 +70,9 @@ def describe(path: Path) -> dict[str, Any]:
             "rule": config.aggregate.name,
             "devices": [asdict(device) for device in screened_devices(records, hostile_devices(config))],
         },
+        "server_update": {
+            what: sum(record.get("skipped") == what for record in records) for what in SKIPPED
+        },  # the rounds without it
         "evaluations": len(evaluated(records)),
         "curve": [_point(record) for record in _spread(evaluated(records))],
     }
@@ -138,6 +142,10 @@ def show(value: dict[str, Any]) -> None:
     for what, count in value["left_out"].items():
         if count:
             rows.append((f"models {what}", str(count)))
+    for what, count in value["server_update"].items():
+        if count:
+            said = f"in {count:,} of {value['rounds']:,} rounds: {SKIPPED[what]}"
+            rows.append(("no server update", said))
     if value["dominant"]:
         last, times = value["dominant"][-1], plural(len(value["dominant"]), "round")
         said = f"in {times}, last of device {last['device']} ({percent(last['share'])})"
