@@ -305,6 +305,8 @@ def test_a_claim_is_measured(home: Path, paper: Command, tmp_path: Path) -> None
         assert printed.startswith(start)
         if form == "csv":
             assert len(printed.splitlines()) == 1 + 4 + 1, "a row a run, and the claim"
+        if form == "markdown":
+            assert f"| {100 * claim['ours']:.1f} points |" in printed, "a difference of accuracies"
 
 
 def test_the_list(paper: Command) -> None:

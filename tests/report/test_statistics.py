@@ -418,3 +418,10 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, call: Cal
     code, _, err = call(tmp_path, "--out", tmp_path / "missing" / "table.md", "--format", "markdown")
     assert (code, err.count("\n")) == (2, 1)
     assert call(tmp_path / "nowhere")[0] == 2
+
+
+def test_what_never_happened_is_a_note(tmp_path: Path) -> None:
+    for method in ("fedavg", "hrank", "imc"):
+        write_run(tmp_path / method, [0.1, 0.2, 0.3], method, 1)
+    expected = "method.prune_round = 30 is not reached in 3 rounds: nothing will be pruned (hrank, imc)."
+    assert expected in said(tmp_path).splitlines()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from feddumap.config import Config
+from feddumap.methods.idle import unreached
 from feddumap.report.series import Series
 from feddumap.report.statistics import Comparison
 from feddumap.runs import privacy
@@ -21,6 +22,7 @@ def notes(found: Sequence[Series], value: Comparison) -> tuple[str, ...]:
         *_rounds(value),
         *_unfinished(value),
         *_evaluations(value),
+        *_never_reached(found),
         *_settings(found, value),
         *_tests(value),
         *_privacy(found),
@@ -55,6 +57,15 @@ def _evaluations(value: Comparison) -> Iterator[str]:
         yield f"Not evaluated yet, so without an accuracy: {without}."
     if few := _who(value, {run.path for run in runs if 0 < run.evaluations < 10}):
         yield f"Fewer than ten evaluated rounds, so the mean of the last 10 is over all of them: {few}."
+
+
+def _never_reached(found: Sequence[Series]) -> Iterator[str]:
+    labels: dict[str, list[str]] = {}
+    for each in found:
+        for sentence in unreached(each.config):
+            labels.setdefault(sentence, []).append(each.label)
+    for sentence, named in labels.items():
+        yield f"{sentence} ({', '.join(named)})."
 
 
 def _settings(found: Sequence[Series], value: Comparison) -> Iterator[str]:
