@@ -70,18 +70,19 @@ def four(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("federations") / "four"
     # a killed SuperLink may lose a message: every device is asked again after a minute, none is left out
     patient = ["run.timeout=60", "run.least_share=1"]
-    with pytest.MonkeyPatch.context() as patch, Supervisor(folder / "logs") as processes:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDUMAP_HOME", str(prepared_home))
         made = project.create(folder, 4, sets=[*QUICK, *patient, "train.rounds=4", "method.name=fedavg"])
-        federation = Federation(made, processes, lasting=True)
-        federation.start_superlink()
-        federation.register(range(4))
-        federation.start_nodes(range(4))
-        federation.start_apps(range(4))
-        live = Four(federation, processes)
-        for method in METHODS:
-            live.start(method)
-        yield live
+        with Supervisor(folder / "logs") as processes:
+            federation = Federation(made, processes, lasting=True)
+            federation.start_superlink()
+            federation.register(range(4))
+            federation.start_nodes(range(4))
+            federation.start_apps(range(4))
+            live = Four(federation, processes)
+            for method in METHODS:
+                live.start(method)
+            yield live
     assert pids(folder) == []
 
 
