@@ -112,7 +112,12 @@ def _cell(value: Any) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").replace(".", "").replace("e-", "").isdigit()
+    """
+    >>> [_is_number(cell) for cell in ("1,024", "-36.5 %", "1.2e-05", "-", "500 of 500", "")]
+    [True, True, True, True, False, False]
+    """
+    digits = cell.removesuffix(" %").lstrip("+-−").replace(",", "").replace(".", "").replace("e-", "")
+    return cell == "-" or digits.isdigit()
 
 
 def percent(value: float | None) -> str:
