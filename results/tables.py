@@ -36,6 +36,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar100-lenet-costs": partial(costs, "cifar100", "lenet"),
     "cifar100-cnn-costs": partial(costs, "cifar100", "cnn"),
     "cifar100-cnn-differences": partial(differences, "cifar100", "cnn"),
+    "cifar100-lenet-differences": partial(differences, "cifar100", "lenet"),
     "against-alone": against_alone,
     "cifar100-lenet": partial(comparison, "cifar100", "lenet"),
     "cifar100-cnn": partial(comparison, "cifar100", "cnn"),
