@@ -26,7 +26,7 @@ HEADLINE = {
     "`feddumap`": "FedDUMAP, the paper's",
     "`feddumap-c`": "FedDUMAP-C",
     "`feddumap-cs`": "FedDUMAP-CS",
-    f"`data-sharing` ({ALONE})": "`data-sharing` with 100 images, τ = 1",
+    f"`data-sharing` ({ALONE})": "data-sharing with 100 images, τ = 1",
 }
 SEED = 777  # of the baselines
 
