@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from feddumap.config import Config
 from feddumap.core.algorithm import Context
-from feddumap.system.console import plural
 
 Idle = Callable[[Context], Sequence[str]]
 
@@ -32,8 +31,9 @@ def unreached(config: Config) -> list[str]:
 
 
 def _sentences(numbers: Mapping[str, int], rounds: int) -> list[str]:
+    all_rounds = "1 round" if rounds == 1 else f"{rounds:,} rounds"
     return [
-        f"method.{key} = {number} is not reached in {plural(rounds, 'round')}: {NEVER[key]}"
+        f"method.{key} = {number} is not reached in {all_rounds}: {NEVER[key]}"
         for key, number in numbers.items()
         if number >= rounds
     ]

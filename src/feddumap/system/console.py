@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,8 @@ def _lines(text: str) -> str:
     return "\n".join(escape_controls(line) for line in text.split("\n"))
 
 
-out = SafeConsole(highlight=False, soft_wrap=not sys.stdout.isatty())
+out = SafeConsole(highlight=False)
+out.soft_wrap = not out.is_terminal
 err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
