@@ -8,5 +8,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _with_data(home: Path) -> None:
-    pass
+def _with_data(home: Path) -> Path:
+    return home

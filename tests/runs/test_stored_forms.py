@@ -10,8 +10,10 @@ import pytest
 
 from feddumap import run as api
 from feddumap.errors import FeddumapError
+from feddumap.runs.integrity import checkpoints
 from feddumap.runs.reader import digest, read_checkpoint, read_records
-from feddumap.runs.stored_forms import checkpoint_problem, record_problem
+from feddumap.runs.records import mark_of
+from feddumap.runs.stored_forms import checkpoint_problem, record_line, record_problem
 from tests.conftest import small
 from tests.support.command_line import CommandLine
 from tests.support.report_runs import PRUNING
@@ -119,6 +121,42 @@ def test_checkpoints_of_wrong_types(path: Path) -> None:
         file.write_text(text)
         with pytest.raises(FeddumapError, match=r"checkpoint-000004\.json is damaged"):
             read_checkpoint(file)
+
+
+def test_records_that_a_checkpoint_was_made_with_are_never_cut(path: Path, run: CommandLine) -> None:
+    """A line of another version, say, under a mark that calls it whole."""
+    file = path / "records.jsonl"
+    lines = file.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), "clipped": 0.25})
+    file.write_text("\n".join(lines) + "\n")
+    for checkpoint in path.glob("checkpoint-*.json"):
+        value = json.loads(checkpoint.read_text())
+        ends = b"".join(file.read_bytes().splitlines(keepends=True)[: value["round"]])
+        made = {
+            **{key: each for key, each in value.items() if key != "sha256"},
+            "records": mark_of(ends).to_json(),
+        }
+        checkpoint.write_text(json.dumps({**made, "sha256": digest(made)}))
+    before = file.read_bytes()
+    code, said, errors = run("verify", str(path))
+    assert code != 0
+    assert "records.jsonl" in said + errors
+    assert "nothing was changed" in said + errors
+    code, _, errors = run("resume", str(path), "--rounds", "5")
+    assert code != 0
+    assert "line 2 is not a record that this version reads" in " ".join(errors.split())
+    assert file.read_bytes() == before
+
+
+def test_a_time_without_end_cannot_be_recorded() -> None:
+    with pytest.raises(FeddumapError, match=r"^round 3 cannot be recorded .*is a time of \[clock\]"):
+        record_line({"round": 3, "clock": float("inf")})
+
+
+def test_checkpoints_are_ordered_by_round(tmp_path: Path) -> None:
+    for number in (2, 999_999, 1_000_000):
+        (tmp_path / f"checkpoint-{number:06d}.json").touch()
+    assert [file.stem[11:] for file in checkpoints(tmp_path)] == ["1000000", "999999", "000002"]
 
 
 def test_resuming_goes_back(path: Path, run: CommandLine) -> None:

@@ -395,3 +395,11 @@ def test_an_old_run_takes_more_rounds(home: Path, tmp_path: Path) -> None:
 def test_a_new_run_knows_no_stack() -> None:
     with pytest.raises(FeddumapError, match=r"train\.stack"):
         Config.parse({"train": {"stack": 5}})
+
+
+def test_a_batch_is_no_larger_than_the_data() -> None:
+    """Models allocate for the size of the largest batch."""
+    given = samples(12)
+    (huge,), (whole,) = (list(batches(given, 1, size, stream(1, "b"), augment=None)) for size in (10**9, 12))
+    assert huge.epoch.size == huge.stop - huge.start == 12
+    assert list(huge.epoch.order) == list(whole.epoch.order)
