@@ -35,7 +35,7 @@ def test_defaults_are_the_papers() -> None:
         ("train.lr=-0.1", "train.lr = -0.1: input should be greater than 0"),
         ("train.lr=inf", "train.lr = inf: input should be a finite number"),
         ("train.lr=nan", "train.lr = nan: input should be"),
-        ("train.lr=1e300", "train.lr = 1e+300: input should be less than or equal to 1000000000000000"),
+        ("train.lr=1e300", "train.lr = 1e+300: input should be less than or equal to 1000000"),
         ("train.lr_decay=1.5", "train.lr_decay = 1.5: input should be less than or equal to 1"),
         ("data.server_fraction=2", "data.server_fraction = 2: input should be less than or equal to 1"),
         (

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-LARGEST = 1e15  # of a number, so that it can be computed with in float32
+LARGEST = 1e30  # of a number, so that it can be computed with in float32
 Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
